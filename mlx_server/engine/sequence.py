@@ -1,0 +1,154 @@
+"""The values that cross the engine's border: what is asked of it and what it answers. Knows neither HTTP nor arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended; `tool_calls` is not here, since only the parsers know of tools."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. `None` takes the checkpoint's generation_config, then OpenAI's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """An image by `data:` or `http(s):` URL; `param` is its place in the request body, for error messages."""
+
+    url: str
+    param: str
+
+
+ContentPart = TextPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call in the history; `arguments` is decoded, since templates want the object and not its JSON text."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn in normal form: `developer` has become `system`, absent content has become no parts."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: tuple[ContentPart, ...] = ()
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, rendered by the model's chat template. `tools` are OpenAI tool objects as they were sent."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """A prompt for /v1/completions: text, or token ids that are fed as they are."""
+
+    content: str | tuple[int, ...]
+    param: str = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and how to continue it; `n` sequences share the prompt and differ in `index`.
+
+    `model` is the client's name for it, `None` or empty for the one that is loaded. `max_tokens=None` goes on to the
+    end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen tokens alone.
+    """
+
+    request_id: str
+    model: str | None
+    prompt: ChatPrompt | RawPrompt
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    top_logprobs: int | None = None
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token under the model's own distribution, before any sampling parameter."""
+
+    token: str
+    token_bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The request is alive but has no text yet. `done` and `total` count requests, bytes or tokens by `stage`."""
+
+    stage: Literal["queued", "loading", "prefill"]
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is prefilled: from here on a failure can no longer change the status of the answer.
+
+    `tool_format` names the module of `parsers/tools` that reads this model's calls; `prompt_text` is set for `echo`.
+    """
+
+    model: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    tool_format: str | None = None
+    prompt_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of sequence `index`, without stop strings and half characters, and the logprobs of its tokens.
+
+    `num_completion_tokens` counts what the sequence has generated so far, held-back tokens included.
+    """
+
+    index: int
+    text: str
+    num_completion_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+GenerationEvent = Progress | Started | Delta

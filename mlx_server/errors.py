@@ -1,0 +1,78 @@
+"""What can go wrong, as the client will read it. Knows no HTTP library; `api/error_handlers.py` gives each its status.
+
+ServerError
+├── InvalidRequest                 the client must change the request
+│   ├── ContextLengthExceeded      prompt (and completion) do not fit the model's context
+│   └── UnsupportedParameter       a known field that this model or server does not honour
+├── ModelNotFound                  no such name in the catalog
+├── EngineOverloaded               the queue is full
+├── ModelUnavailable               the server could not serve a model it knows
+│   └── ModelLoadFailed            its checkpoint is missing, refused or broken
+├── EngineStopped                  the server is shutting down
+└── GenerationFailed               the model raised while it was running
+
+A message says what to change and never repeats what the client sent: routers act on the words they find in it.
+"""
+
+from __future__ import annotations
+
+
+class ServerError(Exception):
+    """Base of all errors that reach a client; `type`, `code` and `param` are those of OpenAI's error object."""
+
+    type = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code or self.code
+
+
+class InvalidRequest(ServerError):
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, num_prompt_tokens: int, context_length: int, *, exact: bool = True) -> None:
+        count = f"{num_prompt_tokens}" if exact else f"more than {num_prompt_tokens}"
+        super().__init__(
+            f"This model's context holds {context_length} tokens, but the prompt has {count}. Shorten the prompt.",
+            param="messages",
+        )
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class ModelNotFound(ServerError):
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("This server has no model of that name; GET /v1/models lists those it has.", param="model")
+
+
+class EngineOverloaded(ServerError):
+    type = "rate_limit_error"
+    code = "engine_overloaded"
+
+
+class ModelUnavailable(ServerError):
+    code = "model_unavailable"
+
+
+class ModelLoadFailed(ModelUnavailable):
+    code = "model_load_failed"
+
+
+class EngineStopped(ServerError):
+    code = "engine_stopped"
+
+
+class GenerationFailed(ServerError):
+    code = "generation_failed"
