@@ -1,10 +1,11 @@
-"""The settings of one server, built once from the command line and never changed. Nothing else reads argv or os.environ."""
+"""The settings of one server, built once from the command line and never changed.
+
+Nothing else reads argv or os.environ.
+"""
 
 from __future__ import annotations
 
-import argparse
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,9 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What an image of a request may cost; `allow_private_urls` lets it come from this machine's own networks."""
+    """What an image of a request may cost; `allow_private_urls` lets it come from this machine's
+    own networks.
+    """
 
     allow_private_urls: bool = False
     max_image_bytes: int = 32 * MIB
@@ -39,7 +42,9 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`models` are paths, repo ids or aliases; the first one is loaded at start and serves requests that name none."""
+    """`models` are paths, repo ids or aliases; the first one is loaded at start and serves requests
+    that name none.
+    """
 
     models: tuple[str, ...] = ("gemma",)
     aliases: Mapping[str, str] = field(default_factory=dict)

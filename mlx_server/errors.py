@@ -1,4 +1,4 @@
-"""What can go wrong, as the client will read it. Knows no HTTP library; `api/error_handlers.py` gives each its status.
+"""What can go wrong, as the client reads it; `api/error_handlers.py` gives each its status.
 
 ServerError
 ├── InvalidRequest                 the client must change the request
@@ -11,14 +11,17 @@ ServerError
 ├── EngineStopped                  the server is shutting down
 └── GenerationFailed               the model raised while it was running
 
-A message says what to change and never repeats what the client sent: routers act on the words they find in it.
+A message says what to change and never repeats what the client sent: routers act on the words
+they find in it.
 """
 
 from __future__ import annotations
 
 
 class ServerError(Exception):
-    """Base of all errors that reach a client; `type`, `code` and `param` are those of OpenAI's error object."""
+    """Base of all errors that reach a client; `type`, `code` and `param` are those of OpenAI's
+    error object.
+    """
 
     type = "server_error"
     code: str | None = None
@@ -54,7 +57,10 @@ class ModelNotFound(ServerError):
     code = "model_not_found"
 
     def __init__(self) -> None:
-        super().__init__("This server has no model of that name; GET /v1/models lists those it has.", param="model")
+        super().__init__(
+            "This server has no model of that name; GET /v1/models lists those it has.",
+            param="model",
+        )
 
 
 class EngineOverloaded(ServerError):

@@ -1,4 +1,7 @@
-"""The values that cross the engine's border: what is asked of it and what it answers. Knows neither HTTP nor arrays."""
+"""The values that cross the engine's border: what is asked of it and what it answers.
+
+Knows neither HTTP nor arrays.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. `None` takes the checkpoint's generation_config, then OpenAI's default."""
+    """How tokens are chosen.
+
+    `None` takes the checkpoint's generation_config, then OpenAI's default.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -38,7 +44,9 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image by `data:` or `http(s):` URL; `param` is its place in the request body, for error messages."""
+    """An image by `data:` or `http(s):` URL; `param` is its place in the request body, for error
+    messages.
+    """
 
     url: str
     param: str
@@ -49,7 +57,9 @@ ContentPart = TextPart | ImagePart
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call in the history; `arguments` is decoded, since templates want the object and not its JSON text."""
+    """One call in the history; `arguments` is decoded, since templates want the object and not its
+    JSON text.
+    """
 
     id: str
     name: str
@@ -70,7 +80,10 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, rendered by the model's chat template. `tools` are OpenAI tool objects as they were sent."""
+    """A conversation, rendered by the model's chat template.
+
+    `tools` are OpenAI tool objects as they were sent.
+    """
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -89,8 +102,9 @@ class RawPrompt:
 class GenerationRequest:
     """One prompt and how to continue it; `n` sequences share the prompt and differ in `index`.
 
-    `model` is the client's name for it, `None` or empty for the one that is loaded. `max_tokens=None` goes on to the
-    end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen tokens alone.
+    `model` is the client's name for it, `None` or empty for the one that is loaded.
+    `max_tokens=None` goes on to the end of the context. `top_logprobs=None` asks for no logprobs, 0
+    for those of the chosen tokens alone.
     """
 
     request_id: str
@@ -106,7 +120,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one token under the model's own distribution, before any sampling parameter."""
+    """Natural-log probability of one token under the model's own distribution, before any sampling
+    parameter.
+    """
 
     token: str
     token_bytes: bytes
@@ -116,7 +132,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The request is alive but has no text yet. `done` and `total` count requests, bytes or tokens by `stage`."""
+    """The request is alive but has no text yet.
+
+    `done` and `total` count requests, bytes or tokens by `stage`.
+    """
 
     stage: Literal["queued", "loading", "prefill"]
     done: int = 0
@@ -125,9 +144,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt is prefilled: from here on a failure can no longer change the status of the answer.
+    """The prompt is prefilled: from here on a failure can no longer change the status of the
+    answer.
 
-    `tool_format` names the module of `parsers/tools` that reads this model's calls; `prompt_text` is set for `echo`.
+    `tool_format` names the module of `parsers/tools` that reads this model's calls; `prompt_text`
+    is set for `echo`.
     """
 
     model: str
@@ -139,9 +160,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of sequence `index`, without stop strings and half characters, and the logprobs of its tokens.
+    """New text of sequence `index`, without stop strings and half characters, and the logprobs of
+    its tokens.
 
-    `num_completion_tokens` counts what the sequence has generated so far, held-back tokens included.
+    `num_completion_tokens` counts what the sequence has generated so far, held-back tokens
+    included.
     """
 
     index: int

@@ -1,0 +1,88 @@
+"""The rows that decode together: mlx_vlm's GenerationBatch with sampling per row and the KV cache
+handed back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
+
+from mlx_server.engine.kv_caches import KVCaches, extract
+from mlx_server.engine.logprobs import TopLogprobs
+from mlx_server.engine.sampling import RowSampler, SamplerRow
+
+
+@dataclass(frozen=True, slots=True)
+class RowToken:
+    """One decoded token of the row `uid`."""
+
+    uid: int
+    token_id: int
+    logprobs: TopLogprobs | None
+
+
+class RowBatch:
+    """Running sequences by `uid`. A row's cache holds its prompt and every token that `decode` has
+    returned for it.
+
+    mlx_vlm decides nothing here about when a row ends: rows leave by `release`.
+    """
+
+    def __init__(self, language_model: Any) -> None:
+        self._language_model = language_model
+        self._sampler = RowSampler()
+        self._batch = self._empty()
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    @property
+    def uids(self) -> list[int]:
+        return list(self._batch.uids)
+
+    def join(self, uid: int, prompt: PromptProcessingBatch, row: SamplerRow) -> None:
+        """Run the last prompt token of `uid`, sample its first token and take it among the rows."""
+        sampler = RowSampler([row])
+        newcomer = prompt.generate(sampler, _never_stop, compute_logprobs=False)
+        if len(self._batch) == 0:
+            self._sampler = sampler
+            self._batch = newcomer
+        else:
+            self._sampler.extend(sampler)
+            self._batch.extend(newcomer)
+        self._batch.sampler = self._sampler
+
+    def decode(self) -> list[RowToken]:
+        """One token for every row.
+
+        The next step is already under way on the device when this returns.
+        """
+        pending = self._sampler.pending
+        responses = self._batch.next()
+        logprobs = pending.read() if pending else [None] * len(responses)
+        return [
+            RowToken(response.uid, response.token, row_logprobs)
+            for response, row_logprobs in zip(responses, logprobs, strict=True)
+        ]
+
+    def release(self, uid: int) -> KVCaches:
+        """Take the row out of the batch and give its caches to the caller."""
+        index = self._batch.uids.index(uid)
+        caches = extract(self._batch.prompt_cache, index)
+        keep = [i for i in range(len(self._batch)) if i != index]
+        self._batch.filter(keep)
+        self._sampler.keep(keep)
+        if not keep:
+            self._batch = self._empty()
+        return caches
+
+    def _empty(self) -> GenerationBatch:
+        return GenerationBatch.empty(
+            self._language_model, self._sampler, _never_stop, compute_logprobs=False
+        )
+
+
+def _never_stop(token_id: int) -> bool:
+    return False

@@ -1,0 +1,53 @@
+"""What can be done to the KV caches of one sequence, whatever kinds its layers use."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.models.cache import KVCache
+
+KVCaches = list[Any]
+"""The caches of one sequence, one for each layer of the model."""
+
+
+def fork(caches: KVCaches) -> KVCaches:
+    """An independent copy: MLX copies a buffer only when one of the two sides writes into it."""
+    return copy.deepcopy(caches)
+
+
+def is_trimmable(caches: KVCaches) -> bool:
+    """Whether the newest positions can be taken back exactly; no for wrapped windows and recurrent
+    state.
+    """
+    return all(cache.is_trimmable() for cache in caches)
+
+
+def trim(caches: KVCaches, num_tokens: int) -> None:
+    """Take back the newest `num_tokens` positions."""
+    for cache in caches:
+        if num_tokens:
+            cache.trim(num_tokens)
+        if type(cache) is KVCache:
+            # lets go of the unused tail, which the first write would have to copy as well
+            cache.state = cache.state
+
+
+def num_bytes(caches: KVCaches) -> int:
+    return sum(cache.nbytes for cache in caches)
+
+
+def materialise(caches: KVCaches) -> None:
+    """Run what is still lazy, so that the caches hold arrays and no graph."""
+    mx.eval([cache.state for cache in caches])
+
+
+def extract(caches: KVCaches, row: int) -> KVCaches:
+    """The caches of one row of a batch; a cache that never met another row is that row's own."""
+    return [
+        cache.extract(row)
+        if hasattr(cache, "left_padding") and hasattr(cache, "extract")
+        else cache
+        for cache in caches
+    ]

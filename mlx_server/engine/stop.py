@@ -1,0 +1,45 @@
+"""Stop strings: finds the earliest one in growing text and never lets any part of it out."""
+
+from __future__ import annotations
+
+
+class StopMatcher:
+    """Feed text as it comes; what is returned is safe to send.
+
+    Once `is_stopped`, nothing more comes out.
+    """
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        self._held = ""
+        self.is_stopped = False
+
+    def feed(self, text: str) -> str:
+        if not self._stop:
+            return text
+        if self.is_stopped:
+            return ""
+        self._held += text
+        starts = [at for at in map(self._held.find, self._stop) if at >= 0]
+        if starts:
+            self.is_stopped = True
+            safe, self._held = self._held[: min(starts)], ""
+            return safe
+        keep = self._length_of_possible_start()
+        cut = len(self._held) - keep
+        safe, self._held = self._held[:cut], self._held[cut:]
+        return safe
+
+    def finish(self) -> str:
+        """The sequence ended for another reason: what was held back was no stop string."""
+        safe, self._held = self._held, ""
+        return safe
+
+    def _length_of_possible_start(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        longest = max(map(len, self._stop)) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-size:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return size
+        return 0
