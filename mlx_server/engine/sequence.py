@@ -68,7 +68,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn in normal form: `developer` has become `system`, absent content has become no parts."""
+    """One turn in normal form: `developer` is `system`, absent content is no parts."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: tuple[ContentPart, ...] = ()
@@ -175,3 +175,27 @@ class Delta:
 
 
 GenerationEvent = Progress | Started | Delta
+
+
+class SequenceStatus(StrEnum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One of the `n` answers of a request inside the engine; `model` is a catalog id.
+
+    `deadline` is a time of the monotonic clock in seconds, after which the answer is cut.
+    """
+
+    uid: int
+    request: GenerationRequest
+    index: int
+    model: str
+    seed: int
+    deadline: float
+    images: tuple[Any, ...] = ()
+    status: SequenceStatus = SequenceStatus.WAITING

@@ -1,0 +1,200 @@
+"""The engine as the rest of the server sees it: requests in, events out, all of it async.
+
+Holds no model itself; `Worker` owns the thread that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from mlx_server.catalog import Catalog, ModelEntry
+from mlx_server.config import EngineConfig
+from mlx_server.engine.loader import Load, load_checkpoint
+from mlx_server.engine.media import LoadedImage, load_images
+from mlx_server.engine.scheduler import Scheduler
+from mlx_server.engine.sequence import (
+    ChatPrompt,
+    Delta,
+    GenerationEvent,
+    GenerationRequest,
+    ImagePart,
+    Progress,
+    Sequence,
+    Started,
+)
+from mlx_server.engine.slot import ModelSlot
+from mlx_server.engine.status import EngineStatus
+from mlx_server.engine.worker import Worker
+from mlx_server.errors import EngineOverloaded, EngineStopped, InvalidRequest, ServerError
+
+Events = asyncio.Queue[GenerationEvent | ServerError]
+
+
+class Engine:
+    """Start it on the event loop that will submit; `load` is how a checkpoint becomes a model."""
+
+    def __init__(
+        self, config: EngineConfig, catalog: Catalog, *, load: Load = load_checkpoint
+    ) -> None:
+        self.catalog = catalog
+        self._config = config
+        self._scheduler = Scheduler()
+        self._worker = Worker(
+            ModelSlot(config, load), self._scheduler, locate=self._locate, post=self._post
+        )
+        self._uids = itertools.count()
+        self._channels: dict[str, Events] = {}
+        self._num_unfinished = 0
+        self._is_closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._downloads: dict[str, asyncio.Lock] = {}
+
+    async def start(self, preload: str | None = None) -> None:
+        """Begin to serve; `preload` names the model that is put into the slot meanwhile."""
+        self._loop = asyncio.get_running_loop()
+        self._worker.start()
+        if preload is not None:
+            self._worker.load(self.catalog.resolve(preload).id)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more requests, let those that run go on for `drain_s` seconds, then end them."""
+        self._is_closed = True
+        deadline = time.monotonic() + drain_s
+        while self._channels and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        self._worker.stop()
+        await asyncio.to_thread(self._worker.join, STOP_TIMEOUT_S)
+
+    def status(self) -> EngineStatus:
+        return self._worker.status
+
+    def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of the request, up to the last Delta of each of its `n` sequences.
+
+        Raises what can be known at once: ModelNotFound, EngineOverloaded, an image for a model
+        that cannot see. Closing the generator aborts the request.
+        """
+        if self._is_closed or not self.status().healthy:
+            raise EngineStopped("The engine has stopped.")
+        entry = self._resolve(request.model)
+        images = image_parts(request)
+        if images and "vision" not in entry.capabilities:
+            raise InvalidRequest(
+                "This model reads text only. Leave the image out or name a model with vision.",
+                param=images[0].param,
+            )
+        if len(self._channels) >= self._config.max_waiting:
+            raise EngineOverloaded("Too many requests are waiting. Try again in a moment.")
+        return self._events(request, entry, images)
+
+    def _resolve(self, name: str | None) -> ModelEntry:
+        if name:
+            return self.catalog.resolve(name)
+        status = self.status()
+        return self.catalog.resolve(status.model or status.loading)
+
+    async def _events(
+        self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        channel: Events = asyncio.Queue()
+        self._channels[request.request_id] = channel
+        num_open = request.n
+        try:
+            async for progress in self._fetch(entry):
+                yield progress
+            loaded_images = await load_images(images, self._config.media)
+            self._worker.submit(self._make_sequences(request, entry, loaded_images))
+            has_started = False
+            while num_open:
+                event = await channel.get()
+                if isinstance(event, ServerError):
+                    raise event
+                if isinstance(event, Delta) and event.finish_reason is not None:
+                    num_open -= 1
+                # the other sequences of the request start as well, with the same prompt
+                if has_started and not isinstance(event, Delta):
+                    continue
+                has_started = isinstance(event, Started) or has_started
+                yield event
+        finally:
+            del self._channels[request.request_id]
+            if num_open:
+                self._worker.abort(request.request_id)
+
+    async def _fetch(self, entry: ModelEntry) -> AsyncGenerator[Progress, None]:
+        """Bring the checkpoint to this machine if it is not here; raises ModelLoadFailed."""
+        if self.catalog.local_path(entry) is not None:
+            return
+        progress = Progress("loading")
+
+        def report(stage: str, done: int, total: int) -> None:
+            nonlocal progress
+            progress = Progress("loading", done, total)
+
+        async with self._downloads.setdefault(entry.id, asyncio.Lock()):
+            download = asyncio.create_task(
+                asyncio.to_thread(self.catalog.ensure_local, entry, report)
+            )
+            while not download.done():
+                await asyncio.wait([download], timeout=DOWNLOAD_REPORT_S)
+                yield progress
+            await download
+
+    def _make_sequences(
+        self, request: GenerationRequest, entry: ModelEntry, images: list[LoadedImage]
+    ) -> list[Sequence]:
+        seed = request.sampling.seed
+        deadline = time.monotonic() + self._config.request_timeout_s
+        return [
+            Sequence(
+                uid=next(self._uids),
+                request=request,
+                index=index,
+                model=entry.id,
+                seed=secrets.randbits(64) if seed is None else seed + index,
+                deadline=deadline,
+                images=tuple(images),
+            )
+            for index in range(request.n)
+        ]
+
+    def _locate(self, model: str) -> Path:
+        entry = self.catalog.resolve(model)
+        path = self.catalog.local_path(entry)
+        assert path is not None, "a model is fetched before its sequences are submitted"
+        return path
+
+    def _post(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
+        """Called on the MLX thread once a step."""
+        assert self._loop is not None
+        # RuntimeError: the loop has gone, and with it everybody who waits for an answer
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._deliver, outcome)
+
+    def _deliver(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
+        for sequence, event in outcome:
+            channel = self._channels.get(sequence.request.request_id)
+            if channel is not None:
+                channel.put_nowait(event)
+
+
+STOP_TIMEOUT_S = 5.0
+DOWNLOAD_REPORT_S = 0.5
+
+
+def image_parts(request: GenerationRequest) -> list[ImagePart]:
+    """The images of a chat in the order in which the template will place them."""
+    if not isinstance(request.prompt, ChatPrompt):
+        return []
+    return [
+        part
+        for message in request.prompt.messages
+        for part in message.content
+        if isinstance(part, ImagePart)
+    ]

@@ -1,0 +1,64 @@
+"""A model in memory with all that is known of it. Belongs to the MLX thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_vlm.models.cache import KVCache, make_prompt_cache
+
+from mlx_server.engine.kv_caches import KVCaches
+from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.token_text import TokenText
+
+# Families whose image positions and features were seen to survive a prefill that starts behind some
+# of the images; the others are prefilled whole whenever a prompt has pictures.
+WARM_VISION_TYPES = frozenset({"gemma3", "qwen3_vl"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """`context_length` bounds prompt and completion together; `vocab_size` is the logits' width."""
+
+    id: str
+    model: Any
+    processor: Any
+    model_type: str
+    has_vision: bool
+    chat_template: str | None
+    context_length: int
+    vocab_size: int
+    stop_token_ids: frozenset[int]
+    defaults: SamplingDefaults
+    tool_format: str
+    token_text: TokenText
+
+    @property
+    def language_model(self) -> Any:
+        return self.model.language_model
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def image_token_id(self) -> int | None:
+        config = self.model.config
+        for name in ("image_token_index", "image_token_id"):
+            value = getattr(config, name, None)
+            if isinstance(value, int):
+                return value
+        return None
+
+    @property
+    def is_warm_vision(self) -> bool:
+        return self.model_type in WARM_VISION_TYPES
+
+    def make_caches(self) -> KVCaches:
+        caches: KVCaches = make_prompt_cache(self.language_model)
+        return caches
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether some layer cannot go back to an earlier position once it is past it."""
+        return any(type(cache) is not KVCache for cache in self.make_caches())

@@ -1,0 +1,117 @@
+"""A checkpoint folder -> a LoadedModel.
+
+Opens no network connection and runs none of the checkpoint's own code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_vlm
+from mlx.utils import tree_flatten
+from mlx_vlm.quant_utils import dequantize_model
+from mlx_vlm.utils import resolve_eos_token_ids
+
+from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
+from mlx_server.config import EngineConfig
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.token_text import TokenText
+from mlx_server.parsers.tools import detect_tool_format
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_CONTEXT_LENGTH = 32768
+
+Load = Callable[[str, Path, EngineConfig], LoadedModel]
+"""(catalog id, checkpoint folder, settings) -> the model, in memory."""
+
+
+def load_checkpoint(model_id: str, path: Path, config: EngineConfig) -> LoadedModel:
+    """Load on the calling thread, which must be the one that runs the model.
+
+    Raises ModelLoadFailed for a checkpoint that would run its own code; anything else that mlx_vlm
+    raises on a broken checkpoint passes through.
+    """
+    facts = CheckpointFacts.read(path)
+    refuse_remote_code(facts, config.trust_remote_code)
+    model, processor = mlx_vlm.load(str(path), trust_remote_code=config.trust_remote_code)
+    if is_cpu():
+        _prepare_for_cpu(model, config.cpu_dtype)
+    return assemble(model_id, model, processor, facts, config)
+
+
+def assemble(
+    model_id: str, model: Any, processor: Any, facts: CheckpointFacts, config: EngineConfig
+) -> LoadedModel:
+    """What the engine must know of a model, from its parts."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if getattr(processor, "chat_template", None) is None:
+        # Gemma 3's processor does not take over its tokenizer's template
+        processor.chat_template = facts.chat_template
+    token_text = TokenText(tokenizer)
+    return LoadedModel(
+        id=model_id,
+        model=model,
+        processor=processor,
+        model_type=facts.model_type,
+        has_vision=facts.has_vision,
+        chat_template=facts.chat_template or getattr(tokenizer, "chat_template", None),
+        context_length=_context_length(facts, config),
+        vocab_size=_vocab_size(model, token_text),
+        stop_token_ids=_stop_token_ids(model, processor, tokenizer),
+        defaults=_defaults(facts),
+        tool_format=detect_tool_format(facts.chat_template, facts.model_type),
+        token_text=token_text,
+    )
+
+
+def is_cpu() -> bool:
+    return bool(mx.default_device() == mx.cpu)
+
+
+def _prepare_for_cpu(model: Any, dtype: str) -> None:
+    """A CPU's half-precision and quantised kernels are many times slower than float32 products."""
+    if dtype == "checkpoint":
+        return
+    dequantize_model(model)
+    model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+    mx.clear_cache()
+
+
+def _context_length(facts: CheckpointFacts, config: EngineConfig) -> int:
+    length = facts.context_length or UNKNOWN_CONTEXT_LENGTH
+    return min(length, config.context_length or length)
+
+
+def _vocab_size(model: Any, token_text: TokenText) -> int:
+    """The logits' width, which may be padded past the tokenizer's last id."""
+    text_config = getattr(model.config, "text_config", None)
+    for config in (model.config, text_config):
+        size = getattr(config, "vocab_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    return token_text.vocab_size
+
+
+def _stop_token_ids(model: Any, processor: Any, tokenizer: Any) -> frozenset[int]:
+    """The union of what config, generation_config and tokenizer call the end."""
+    configured = resolve_eos_token_ids(getattr(model.config, "eos_token_id", None), tokenizer)
+    return frozenset((*configured, *getattr(processor, "additional_eos_token_ids", ())))
+
+
+def _defaults(facts: CheckpointFacts) -> SamplingDefaults:
+    """OpenAI's values where the checkpoint says nothing; `do_sample: false` asks for greedy."""
+    given = {k: v for k, v in facts.generation_defaults.items() if v is not None}
+    if given.pop("do_sample", True) is False:
+        given["temperature"] = 0.0
+    return SamplingDefaults(**given)
+
+
+def num_weight_bytes(model: Any) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))

@@ -1,0 +1,111 @@
+"""One prompt on its way through the model, chunk by chunk, from where the prefix cache left off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.generate.ar import PromptProcessingBatch
+
+from mlx_server.engine.kv_caches import KVCaches, fork
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.prefix_cache import PrefixCache
+from mlx_server.engine.prompt import PreparedPrompt
+
+NO_LIMIT = 1 << 62
+
+
+class Prefill:
+    """Runs all prompt tokens but the last, which `RowBatch.join` runs to sample the first token."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        uid: int,
+        prompt: PreparedPrompt,
+        prefix_cache: PrefixCache,
+        *,
+        step_size: int,
+    ) -> None:
+        self.uid = uid
+        self.prompt = prompt
+        self._prefix_cache = prefix_cache
+        self._step_size = step_size
+        match = prefix_cache.match(prompt.keys)
+        if match is not None and not _can_start_warm(loaded, prompt):
+            match = None
+        self.num_cached_tokens = match.num_tokens if match else 0
+        self.num_done = self.num_cached_tokens
+        self._caches = match.caches if match else loaded.make_caches()
+        self.batch = self._make_batch(loaded)
+
+    @property
+    def is_done(self) -> bool:
+        return self.num_done >= len(self.prompt) - 1
+
+    @property
+    def caches(self) -> KVCaches:
+        """KV state of the first `num_done` tokens."""
+        return self._caches
+
+    def step(self) -> None:
+        """Run one chunk; it ends at the next checkpoint, where a copy of the KV state is kept."""
+        end = self.num_done + self._step_size
+        self.batch.prefill_step_size = (
+            min([end, *(c for c in self.prompt.checkpoints if c > self.num_done)]) - self.num_done
+        )
+        self.num_done += self.batch.prompt_step()
+        mx.eval([cache.state for cache in self._caches])
+        if self.num_done in self.prompt.checkpoints:
+            self._prefix_cache.insert(self.prompt.keys[: self.num_done], fork(self._caches))
+
+    def _make_batch(self, loaded: LoadedModel) -> PromptProcessingBatch:
+        embeddings, kwargs = _embed(loaded, self.prompt, self.num_cached_tokens)
+        return PromptProcessingBatch(
+            model=loaded.language_model,
+            uids=[self.uid],
+            input_ids=[self.prompt.token_ids[self.num_cached_tokens :]],
+            max_tokens=[NO_LIMIT],
+            inputs_embeds=embeddings,
+            prompt_kwargs=kwargs,
+            prefill_step_size=self._step_size,
+            warm_cache=self._caches,
+        )
+
+
+def _can_start_warm(loaded: LoadedModel, prompt: PreparedPrompt) -> bool:
+    return not prompt.inputs or loaded.is_warm_vision
+
+
+def _embed(
+    loaded: LoadedModel, prompt: PreparedPrompt, start: int
+) -> tuple[mx.array, dict[str, Any]]:
+    """Embeddings from position `start` on, and what else the language model needs to place them.
+
+    The vision tower runs only if a picture lies behind `start`.
+    """
+    suffix = prompt.token_ids[start:]
+    if prompt.inputs and loaded.image_token_id in suffix:
+        return _embed_with_images(loaded, prompt, start)
+    ids = mx.array([suffix])
+    features = loaded.model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).to_dict()
+    embeddings = features.pop("inputs_embeds")
+    if not hasattr(loaded.language_model, "get_rope_index"):
+        return embeddings, {}
+    # positions go on behind the pictures of the prefix, which take fewer than they have tokens
+    _, deltas = loaded.language_model.get_rope_index(
+        mx.array([prompt.token_ids]), image_grid_thw=prompt.inputs.get("image_grid_thw")
+    )
+    return embeddings, {"rope_deltas": deltas}
+
+
+def _embed_with_images(
+    loaded: LoadedModel, prompt: PreparedPrompt, start: int
+) -> tuple[mx.array, dict[str, Any]]:
+    raw = dict(prompt.inputs)
+    pixels, mask = raw.pop("pixel_values"), raw.pop("attention_mask", None)
+    ids = mx.array([prompt.token_ids])
+    features = loaded.model.get_input_embeddings(ids, pixels, mask=mask, **raw).to_dict()
+    embeddings = features.pop("inputs_embeds")
+    # the language model itself cuts positions and masks of the whole prompt to its chunk
+    return embeddings[:, start:], {**raw, **{k: v for k, v in features.items() if v is not None}}

@@ -1,0 +1,220 @@
+"""A request -> the token ids, cache keys and image arrays that prefill works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from mlx_vlm.utils import prepare_inputs
+
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.media import LoadedImage
+from mlx_server.engine.prefix_cache import Keys
+from mlx_server.engine.render import render
+from mlx_server.engine.sequence import ChatPrompt, RawPrompt, TextPart
+from mlx_server.errors import ContextLengthExceeded, InvalidRequest
+
+COUNTED_PIECE = 1 << 16
+BOUNDARY_MARK = "\u241e"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedPrompt:
+    """`inputs` are the processor's arrays for the images, empty without any.
+
+    `checkpoints` are the positions, in rising order, at which KV state should be kept because a
+    later prompt is likely to part from this one there.
+    """
+
+    token_ids: list[int]
+    keys: Keys
+    text: str | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def prepare(
+    loaded: LoadedModel, prompt: ChatPrompt | RawPrompt, images: Sequence[LoadedImage]
+) -> PreparedPrompt:
+    """Render and tokenise. Raises InvalidRequest for what the client must change."""
+    if isinstance(prompt, RawPrompt):
+        return _prepare_raw(loaded, prompt)
+    num_chars = sum(
+        len(part.text) for m in prompt.messages for part in m.content if isinstance(part, TextPart)
+    )
+    _refuse_hopeless(loaded, num_chars, "messages")
+    text = render(loaded, prompt)
+    if images:
+        return _prepare_with_images(loaded, prompt, text, images)
+    token_ids = _encode(loaded, text, "messages", add_special_tokens=False)
+    checkpoints = _checkpoints(loaded, prompt, text, token_ids, token_ids)
+    return PreparedPrompt(token_ids, _as_keys(token_ids), text, checkpoints=checkpoints)
+
+
+def _prepare_raw(loaded: LoadedModel, prompt: RawPrompt) -> PreparedPrompt:
+    if isinstance(prompt.content, str):
+        _refuse_hopeless(loaded, len(prompt.content), prompt.param)
+        token_ids = _encode(loaded, prompt.content, prompt.param, add_special_tokens=True)
+        text: str | None = prompt.content
+    else:
+        token_ids, text = list(prompt.content), None
+        _refuse_too_long(loaded, len(token_ids), prompt.param)
+        if any(not 0 <= i < loaded.vocab_size for i in token_ids):
+            raise InvalidRequest(
+                f"Token ids of this model go from 0 to {loaded.vocab_size - 1}.",
+                param=prompt.param,
+            )
+    if not token_ids:
+        token_ids = [_first_token(loaded)]
+    if text is None:
+        text = loaded.tokenizer.decode(token_ids, skip_special_tokens=False)
+    return PreparedPrompt(token_ids, _as_keys(token_ids), text)
+
+
+def _first_token(loaded: LoadedModel) -> int:
+    """What stands for the empty prompt: the beginning of a text, or the end of the one before."""
+    bos, eos = loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id
+    return int(bos if bos is not None else eos)
+
+
+def _prepare_with_images(
+    loaded: LoadedModel, prompt: ChatPrompt, text: str, images: Sequence[LoadedImage]
+) -> PreparedPrompt:
+    try:
+        inputs = prepare_inputs(
+            loaded.processor,
+            images=[image.image for image in images],
+            prompts=text,
+            image_token_index=loaded.image_token_id,
+            add_special_tokens=False,
+        )
+    except (ValueError, IndexError, TypeError) as error:
+        raise InvalidRequest(
+            "The images do not fit the prompt. A text that spells the model's own image "
+            "placeholder must be changed.",
+            param="messages",
+        ) from error
+    token_ids: list[int] = inputs["input_ids"][0].tolist()
+    _refuse_too_long(loaded, len(token_ids), "messages")
+    unexpanded = _encode(loaded, text, "messages", add_special_tokens=False)
+    return PreparedPrompt(
+        token_ids,
+        _salted_keys(loaded, token_ids, images),
+        text,
+        inputs={name: value for name, value in inputs.items() if name != "input_ids"},
+        checkpoints=_checkpoints(loaded, prompt, text, unexpanded, token_ids),
+    )
+
+
+def _as_keys(token_ids: Sequence[int]) -> Keys:
+    return np.array(token_ids, dtype=np.int64)
+
+
+def _salted_keys(loaded: LoadedModel, token_ids: list[int], images: Sequence[LoadedImage]) -> Keys:
+    """Keys in which every image token stands for its picture.
+
+    Where the runs of image tokens cannot be told apart by picture, all pictures salt each run.
+    """
+    keys = _as_keys(token_ids)
+    is_image = keys == (-1 if loaded.image_token_id is None else loaded.image_token_id)
+    starts = np.flatnonzero(is_image & ~np.concatenate(([False], is_image[:-1])))
+    salts = [_salt(image.digest) for image in images]
+    if len(starts) == len(images):
+        run_of = np.cumsum(np.isin(np.arange(len(keys)), starts)) - 1
+        keys[is_image] = np.array(salts, dtype=np.int64)[run_of[is_image]]
+    else:
+        keys[is_image if is_image.any() else slice(None)] = hash(tuple(salts)) | -(1 << 62)
+    return keys
+
+
+def _salt(digest: bytes) -> int:
+    """A key that no token id can equal."""
+    return -(int.from_bytes(digest[:8], "big") >> 1) - 1
+
+
+def _encode(loaded: LoadedModel, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+    _refuse_by_counting(loaded, text, param)
+    encoding = loaded.tokenizer.backend_tokenizer.encode(
+        text, add_special_tokens=add_special_tokens
+    )
+    token_ids: list[int] = encoding.ids
+    _refuse_too_long(loaded, len(token_ids), param)
+    return token_ids
+
+
+def _refuse_too_long(loaded: LoadedModel, num_tokens: int, param: str) -> None:
+    if num_tokens >= loaded.context_length:
+        raise ContextLengthExceeded(num_tokens, loaded.context_length, param=param)
+
+
+def _refuse_hopeless(loaded: LoadedModel, num_chars: int, param: str) -> None:
+    """Refuse by length alone what would not fit even if every token were the longest there is."""
+    at_least = num_chars // loaded.token_text.longest
+    if at_least > loaded.context_length:
+        raise ContextLengthExceeded(at_least, loaded.context_length, exact=False, param=param)
+
+
+def _refuse_by_counting(loaded: LoadedModel, text: str, param: str) -> None:
+    """Count piece by piece and stop at the limit: tokenising 50 MB takes minutes and gigabytes."""
+    limit = loaded.context_length
+    if len(text) <= max(limit, COUNTED_PIECE):
+        return
+    num_tokens = 0
+    for start in range(0, len(text), COUNTED_PIECE):
+        piece = text[start : start + COUNTED_PIECE]
+        num_tokens += len(loaded.tokenizer.backend_tokenizer.encode(piece).ids)
+        # a cut can split a token in two, so each piece may count a few too many
+        at_least = num_tokens - 4 * (start // COUNTED_PIECE + 1)
+        if at_least > limit:
+            raise ContextLengthExceeded(at_least, limit, exact=False, param=param)
+
+
+def _checkpoints(
+    loaded: LoadedModel,
+    prompt: ChatPrompt,
+    text: str,
+    unexpanded: list[int],
+    token_ids: list[int],
+) -> tuple[int, ...]:
+    """Where the first and the last user turn begin, for models that cannot go back in their cache.
+
+    Found by rendering the conversation with that turn changed: the texts part where it begins.
+    """
+    if not loaded.needs_checkpoints:
+        return ()
+    turns = [i for i, message in enumerate(prompt.messages) if message.role == "user"]
+    places = set()
+    for turn in {*turns[:1], *turns[-1:]}:
+        message = prompt.messages[turn]
+        changed = replace(message, content=(TextPart(BOUNDARY_MARK),))
+        messages = (*prompt.messages[:turn], changed, *prompt.messages[turn + 1 :])
+        other = render(loaded, replace(prompt, messages=messages))
+        num_tokens = _common_tokens(loaded, text, other, unexpanded)
+        places.add(_expanded_position(num_tokens, unexpanded, token_ids))
+    return tuple(sorted(place for place in places if 0 < place < len(token_ids) - 1))
+
+
+def _common_tokens(loaded: LoadedModel, text: str, other: str, token_ids: list[int]) -> int:
+    num_chars = _common_length(text, other)
+    encode = loaded.tokenizer.backend_tokenizer.encode
+    return _common_length(encode(text[:num_chars], add_special_tokens=False).ids, token_ids)
+
+
+def _common_length(left: Sequence[Any], right: Sequence[Any]) -> int:
+    length = min(len(left), len(right))
+    return next((i for i in range(length) if left[i] != right[i]), length)
+
+
+def _expanded_position(position: int, unexpanded: list[int], token_ids: list[int]) -> int:
+    """Where `position` lies once each image placeholder has become many tokens; 0 if unknown."""
+    if unexpanded[:position] == token_ids[:position]:
+        return position
+    num_after = len(unexpanded) - position
+    if unexpanded[position:] == token_ids[len(token_ids) - num_after :]:
+        return len(token_ids) - num_after
+    return 0

@@ -1,0 +1,228 @@
+"""The MLX thread: takes commands, asks the scheduler for a step, runs it and posts what came of it.
+
+Everything that touches a model happens here, and only plain Python values leave.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+
+from mlx_server.engine.scheduler import LoadStep, PrefillStep, Scheduler, Step
+from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
+from mlx_server.engine.slot import ModelSlot
+from mlx_server.engine.status import EngineStatus
+from mlx_server.errors import (
+    EngineStopped,
+    GenerationFailed,
+    ModelUnavailable,
+    ServerError,
+)
+
+logger = logging.getLogger(__name__)
+
+Command = Callable[[], None]
+Post = Callable[[list[tuple[Sequence, GenerationEvent | ServerError]]], None]
+"""Hands the outcome of one step to the event loop: one call, whatever the number of rows."""
+
+OUT_OF_MEMORY_MARKS = (
+    "insufficient memory",
+    "out of memory",
+    "[metal::malloc]",
+    "unable to allocate",
+)
+
+
+class Worker:
+    """`locate` gives the checkpoint folder of a catalog id, from this machine alone."""
+
+    def __init__(
+        self,
+        slot: ModelSlot,
+        scheduler: Scheduler,
+        *,
+        locate: Callable[[str], Path],
+        post: Post,
+    ) -> None:
+        self._slot = slot
+        self._scheduler = scheduler
+        self._locate = locate
+        self._post = post
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._outbox: list[tuple[Sequence, GenerationEvent | ServerError]] = []
+        self._is_stopping = False
+        self._loading: str | None = None
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+        self.status = EngineStatus()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        self._commands.put(lambda: self._add(sequences))
+
+    def abort(self, request_id: str) -> None:
+        self._commands.put(lambda: self._abort(request_id))
+
+    def load(self, model: str) -> None:
+        """Have `model` in the slot before anybody asks for it."""
+        self._commands.put(lambda: self._preload(model))
+
+    def stop(self) -> None:
+        """Fail what is left and end the thread after the step under way."""
+        self._commands.put(self._stop)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the thread; False if it is still busy."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._take_commands()
+                self._expire()
+                step = self._scheduler.next_step(self._slot.model_id)
+                if step is not None:
+                    self._run_step(step)
+                self._flush()
+        finally:
+            self._fail(self._scheduler.sequences(), EngineStopped("The server is shutting down."))
+            self._slot.unload()
+            self._flush(is_alive=False)
+            mx.clear_streams()
+
+    def _take_commands(self) -> None:
+        """Carry out what has come in; without other work, wait for something to come."""
+        if not self._scheduler.has_work and not self._is_stopping:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _run_step(self, step: Step) -> None:
+        try:
+            if isinstance(step, LoadStep):
+                self._load(step.model)
+            elif isinstance(step, PrefillStep):
+                self._prefill(step.sequence)
+            else:
+                self._decode()
+        except ServerError as error:
+            logger.info("refused: %s", error.message)
+            self._fail(self._concerned(step), error)
+        except Exception as error:
+            logger.exception("a step of the engine failed")
+            failure = failure_of(error)
+            # the traceback holds arrays of the failed step
+            error.__traceback__ = None
+            self._recover(step, failure)
+
+    def _recover(self, step: Step, failure: ServerError) -> None:
+        """No KV state outlives a failure, so what ran beside the failed step goes with it."""
+        if self._slot.runner is not None:
+            self._slot.runner.reset()
+        concerned = self._concerned(step)
+        self._fail(
+            [*concerned, *(s for s in self._scheduler.running if s not in concerned)], failure
+        )
+
+    def _concerned(self, step: Step) -> list[Sequence]:
+        if isinstance(step, LoadStep):
+            return self._scheduler.waiting_for(step.model)
+        if isinstance(step, PrefillStep):
+            return [step.sequence]
+        return list(self._scheduler.running)
+
+    def _load(self, model: str) -> None:
+        self._loading = model
+        for sequence in self._scheduler.waiting_for(model):
+            self._emit(sequence, Progress("loading"))
+        self._flush()
+        try:
+            self._slot.swap(model, self._locate(model))
+        finally:
+            self._loading = None
+
+    def _prefill(self, sequence: Sequence) -> None:
+        assert self._slot.runner is not None
+        event = self._slot.runner.prefill(sequence)
+        if isinstance(event, Started):
+            self._scheduler.prefilled(sequence)
+        self._emit(sequence, event)
+
+    def _decode(self) -> None:
+        assert self._slot.runner is not None
+        for sequence, delta in self._slot.runner.decode():
+            if delta.finish_reason is not None:
+                self._scheduler.finish(sequence)
+            self._emit(sequence, delta)
+
+    def _expire(self) -> None:
+        """Cut the answers, and refuse the prompts, whose time is up."""
+        now = time.monotonic()
+        for sequence in [s for s in self._scheduler.sequences() if s.deadline <= now]:
+            if sequence in self._scheduler.running:
+                assert self._slot.runner is not None
+                self._scheduler.finish(sequence)
+                self._emit(sequence, self._slot.runner.cut(sequence))
+            else:
+                self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
+
+    def _add(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+
+    def _abort(self, request_id: str) -> None:
+        for sequence in self._scheduler.sequences():
+            if sequence.request.request_id == request_id:
+                self._drop(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        if self._slot.runner is not None:
+            self._slot.runner.drop(sequence)
+        self._scheduler.finish(sequence)
+
+    def _preload(self, model: str) -> None:
+        if self._scheduler.has_work or self._slot.model_id is not None:
+            return
+        self._run_step(LoadStep(model))
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _fail(self, sequences: list[Sequence], error: ServerError) -> None:
+        for sequence in sequences:
+            self._drop(sequence)
+            self._emit(sequence, error)
+
+    def _emit(self, sequence: Sequence, event: GenerationEvent | ServerError) -> None:
+        self._outbox.append((sequence, event))
+
+    def _flush(self, *, is_alive: bool = True) -> None:
+        self.status = EngineStatus(
+            is_alive=is_alive,
+            model=self._slot.model_id,
+            loading=self._loading,
+            num_waiting=len(self._scheduler.waiting),
+            num_running=self._scheduler.num_running,
+            active_memory_bytes=mx.get_active_memory(),
+        )
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._post(outbox)
+
+
+def failure_of(error: Exception) -> ServerError:
+    """What a client is told of an exception of the model; its text stays in the log."""
+    if any(mark in str(error).lower() for mark in OUT_OF_MEMORY_MARKS):
+        return ModelUnavailable(
+            "The device ran out of memory. Send a shorter prompt or try again later.",
+            code="out_of_memory",
+        )
+    return GenerationFailed("The model failed while it was running. Send the request again.")
