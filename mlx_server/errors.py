@@ -40,11 +40,19 @@ class InvalidRequest(ServerError):
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt_tokens: int, context_length: int, *, exact: bool = True) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: int,
+        context_length: int,
+        *,
+        exact: bool = True,
+        param: str = "messages",
+    ) -> None:
         count = f"{num_prompt_tokens}" if exact else f"more than {num_prompt_tokens}"
         super().__init__(
-            f"This model's context holds {context_length} tokens, but the prompt has {count}. Shorten the prompt.",
-            param="messages",
+            f"This model's context holds {context_length} tokens, but the prompt has {count}. "
+            "Shorten the prompt.",
+            param=param,
         )
 
 
