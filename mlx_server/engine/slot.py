@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -82,8 +83,9 @@ class ModelSlot:
 
 
 def memory_size() -> int:
-    """Bytes of memory that the device can use."""
-    return int(mx.device_info()["memory_size"])
+    """Bytes of memory of the device; a CPU's is the machine's, of which MLX does not tell."""
+    on_device = mx.device_info().get("memory_size")
+    return int(on_device or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def describe(error: Exception, path: Path) -> str:

@@ -1,0 +1,233 @@
+"""One function for each family; each writes a checkpoint folder and returns it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.tiny.templates import CHATML, GEMMA3
+from tests.tiny.tokenizer import write_json, write_tokenizer
+from tests.tiny.weights import write_weights
+
+CHATML_SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+]
+GEMMA_SPECIAL = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
+]
+CHATML_TOKENS = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHATML}
+TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+}
+
+
+def tiny_llama(folder: Path, *, seed: int = 7) -> Path:
+    """A plain decoder: every layer keeps all of its keys and values."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(folder, CHATML_SPECIAL, CHATML_TOKENS)
+    config = {
+        **TEXT,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": [2, 0],
+    }
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, seed)
+
+
+def tiny_qwen3_next(folder: Path) -> Path:
+    """A hybrid: three of four layers keep a recurrent state that cannot go back."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(folder, CHATML_SPECIAL, CHATML_TOKENS)
+    config = {
+        **TEXT,
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "vocab_size": vocab_size,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "shared_expert_intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": [2, 0],
+    }
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+
+
+def tiny_gemma3(folder: Path, *, sliding_window: int = 64) -> Path:
+    """Vision, and sliding-window layers between full ones."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(
+        folder,
+        GEMMA_SPECIAL,
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "unk_token": "<unk>",
+            "extra_special_tokens": {
+                "boi_token": "<start_of_image>",
+                "eoi_token": "<end_of_image>",
+                "image_token": "<image_soft_token>",
+            },
+            "processor_class": "Gemma3Processor",
+            "chat_template": GEMMA3,
+        },
+    )
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "boi_token_index": 6,
+        "eoi_token_index": 7,
+        "image_token_index": 8,
+        "mm_tokens_per_image": 4,
+        "bos_token_id": 2,
+        "eos_token_id": [1, 5],
+        "pad_token_id": 0,
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "text_config": {
+            **TEXT,
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": 16,
+            "sliding_window": sliding_window,
+            "sliding_window_pattern": 2,
+            "vocab_size": vocab_size,
+            "mm_tokens_per_image": 4,
+        },
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 64,
+            "num_hidden_layers": 2,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+            "patch_size": 14,
+            "image_size": 56,
+        },
+    }
+    write_json(
+        folder,
+        "preprocessor_config.json",
+        {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "processor_class": "Gemma3Processor",
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+            "image_seq_length": 4,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "size": {"height": 56, "width": 56},
+        },
+    )
+    processor = {"image_seq_length": 4, "processor_class": "Gemma3Processor"}
+    write_json(folder, "processor_config.json", processor)
+    return _finish(folder, config, {"eos_token_id": [1, 5]}, 7)
+
+
+def tiny_qwen3_vl(folder: Path) -> Path:
+    """Vision with positions in three dimensions, so that an image takes fewer than it has tokens."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(
+        folder, CHATML_SPECIAL, {**CHATML_TOKENS, "processor_class": "Qwen3VLProcessor"}
+    )
+    config = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "vision_start_token_id": 3,
+        "vision_end_token_id": 4,
+        "vision_token_id": 5,
+        "image_token_id": 6,
+        "video_token_id": 7,
+        "eos_token_id": [2, 0],
+        "pad_token_id": 0,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": True,
+        "text_config": {
+            **TEXT,
+            "model_type": "qwen3_vl_text",
+            "rope_theta": 5000000.0,
+            "rope_scaling": {
+                "rope_type": "default",
+                "mrope_interleaved": True,
+                "mrope_section": [4, 2, 2],
+            },
+            "tie_word_embeddings": True,
+            "vocab_size": vocab_size,
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl",
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "out_hidden_size": 64,
+            "num_heads": 4,
+            "patch_size": 16,
+            "in_channels": 3,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    }
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        write_json(
+            folder,
+            name,
+            {
+                "image_processor_type": "Qwen2VLImageProcessorFast",
+                "processor_class": "Qwen3VLProcessor",
+                "size": {"shortest_edge": 1024, "longest_edge": 65536},
+                "patch_size": 16,
+                "temporal_patch_size": 2,
+                "merge_size": 2,
+                "image_mean": [0.5] * 3,
+                "image_std": [0.5] * 3,
+            },
+        )
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+
+
+def _finish(folder: Path, config: dict[str, Any], generation: dict[str, Any], seed: int) -> Path:
+    write_json(folder, "config.json", config)
+    write_json(folder, "generation_config.json", generation)
+    write_weights(folder, config, seed=seed)
+    return folder
