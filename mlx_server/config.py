@@ -29,7 +29,7 @@ class MediaLimits:
 class EngineConfig:
     """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine."""
 
-    prefill_step_size: int = 512
+    prefill_step_size: int | None = None
     context_length: int | None = None
     default_max_tokens: int | None = None
     prefix_cache_bytes: int | None = None

@@ -18,6 +18,7 @@ from mlx_vlm.utils import resolve_eos_token_ids
 
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
+from mlx_server.engine.device import is_cpu
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.sampling import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
@@ -68,10 +69,6 @@ def assemble(
         tool_format=detect_tool_format(facts.chat_template, facts.model_type),
         token_text=token_text,
     )
-
-
-def is_cpu() -> bool:
-    return bool(mx.default_device() == mx.cpu)
 
 
 def _prepare_for_cpu(model: Any, dtype: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from pathlib import Path
 
 import mlx.core as mx
 
 from mlx_server.config import EngineConfig
+from mlx_server.engine.device import memory_size, prefill_step_size
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.runner import Runner
 from mlx_server.errors import ModelLoadFailed, ServerError
@@ -54,7 +54,7 @@ class ModelSlot:
             raise ModelLoadFailed(f"The model's checkpoint cannot be loaded: {reason}") from None
         self.runner = Runner(
             loaded,
-            prefill_step_size=self._config.prefill_step_size,
+            prefill_step_size=self._config.prefill_step_size or prefill_step_size(),
             prefix_cache_bytes=self._prefix_cache_bytes(),
         )
         logger.info(
@@ -80,12 +80,6 @@ class ModelSlot:
         if self._config.prefix_cache_bytes is not None:
             return self._config.prefix_cache_bytes
         return int(PREFIX_CACHE_SHARE * memory_size())
-
-
-def memory_size() -> int:
-    """Bytes of memory of the device; a CPU's is the machine's, of which MLX does not tell."""
-    on_device = mx.device_info().get("memory_size")
-    return int(on_device or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def describe(error: Exception, path: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from mlx_server.engine.device import prepare_device
 from mlx_server.engine.scheduler import LoadStep, PrefillStep, Scheduler, Step
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
@@ -84,6 +85,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        prepare_device()
         try:
             while not self._is_stopping:
                 self._take_commands()
