@@ -1,0 +1,29 @@
+"""The HTTP layer: reads a request, asks the engine, shapes the answer. No model logic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+
+from mlx_server.api.chat import chat_router
+from mlx_server.api.completions import completions_router
+from mlx_server.api.health import health_router
+from mlx_server.api.model_list import model_list_router
+from mlx_server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from mlx_server.engine.engine import Engine
+
+
+def api_router(config: ServerConfig, engine: Engine) -> APIRouter:
+    """All endpoints, under /v1 and, for clients whose base URL lacks it, without."""
+    endpoints = APIRouter()
+    endpoints.include_router(chat_router(config, engine))
+    endpoints.include_router(completions_router(config, engine))
+    endpoints.include_router(model_list_router(engine))
+    endpoints.include_router(health_router(engine))
+    router = APIRouter()
+    router.include_router(endpoints, prefix="/v1")
+    router.include_router(endpoints, include_in_schema=False)
+    return router

@@ -1,0 +1,101 @@
+"""One HTTP request's dealings with the engine: its events go into a sink until either side ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from mlx_server.api.error_handlers import as_server_error
+from mlx_server.api.sink import EventSink
+from mlx_server.engine.sequence import GenerationEvent, GenerationRequest
+from mlx_server.errors import GenerationFailed, ServerError
+
+Submit = Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]]
+
+
+class Run:
+    """Generates from its creation until `close`, which aborts whatever is still going on.
+
+    Each request is pulled by a task of its own: waiting for news can then time out without losing
+    an event, and whatever fails in the engine or in the sink arrives as `failure`.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        requests: Sequence[GenerationRequest],
+        sink: EventSink,
+        receive: Receive,
+    ) -> None:
+        self.failure: ServerError | None = None
+        self.ended = False
+        self._submit = submit
+        self._sink = sink
+        self._news = asyncio.Event()
+        self._num_running = len(requests)
+        self._watcher = asyncio.create_task(hang_up(receive))
+        self._watcher.add_done_callback(lambda _: self._news.set())
+        self._pumps = [
+            asyncio.create_task(self._pump(i, request)) for i, request in enumerate(requests)
+        ]
+        for pump in self._pumps:
+            pump.add_done_callback(self._pump_done)
+
+    async def _pump(self, source: int, request: GenerationRequest) -> None:
+        async with aclosing(self._submit(request)) as events:
+            async for event in events:
+                self._sink.take_in(source, event)
+                self._news.set()
+
+    def _pump_done(self, pump: asyncio.Task[None]) -> None:
+        self._num_running -= 1
+        if not pump.cancelled() and (error := pump.exception()) is not None:
+            self.failure = self.failure or as_server_error(error)
+        if self._num_running == 0:
+            self._end()
+        self._news.set()
+
+    def _end(self) -> None:
+        self.ended = True
+        if not self._sink.is_complete and self.failure is None:
+            self.failure = GenerationFailed("The answer broke off before its end.")
+
+    async def news(self, deadline: float | None = None) -> None:
+        """Wait for events, the end, a failure or `deadline` (loop time); raise ClientDisconnect if
+        the client left.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._news.wait()
+        self._news.clear()
+        if self._watcher.done():
+            raise ClientDisconnect
+
+    async def close(self) -> None:
+        tasks = (*self._pumps, self._watcher)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def hang_up(receive: Receive) -> None:
+    """Return when the client has closed its side; the request's body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def run_to_end(run: Run) -> None:
+    """Wait until the sink has everything; raises the failure, or ClientDisconnect, and has aborted
+    then.
+    """
+    try:
+        while not run.ended and run.failure is None:
+            await run.news()
+    finally:
+        await run.close()
+    if run.failure is not None:
+        raise run.failure

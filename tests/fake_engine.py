@@ -1,0 +1,121 @@
+"""An engine that plays a script: for the API's tests, which need events and not a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+from mlx_server.engine.sequence import (
+    Delta,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    Started,
+    TokenLogprob,
+)
+from mlx_server.engine.status import EngineStatus
+from mlx_server.errors import ModelNotFound
+
+MODEL = "org/fake"
+
+
+@dataclass(frozen=True)
+class FakeEntry:
+    id: str = MODEL
+    aliases: tuple[str, ...] = ("fake",)
+    created: int = 1_700_000_000
+    owned_by: str = "org"
+    capabilities: tuple[str, ...] = ("completion", "tools")
+    context_length: int | None = 4096
+    is_cached: bool = True
+
+
+class FakeCatalog:
+    def __init__(self, entries: Sequence[FakeEntry]) -> None:
+        self._entries = tuple(entries)
+
+    def list(self) -> tuple[FakeEntry, ...]:
+        return self._entries
+
+    def resolve(self, name: str | None) -> FakeEntry:
+        for entry in self._entries:
+            if not name or name == entry.id or name in entry.aliases:
+                return entry
+        raise ModelNotFound
+
+
+Step = GenerationEvent | Exception | asyncio.Event
+
+
+@dataclass
+class FakeEngine:
+    """Plays `script` for every request; an exception in it is raised, an asyncio.Event awaited.
+
+    `endless` repeats the script's last step until the request is aborted.
+    """
+
+    script: Sequence[Step] = ()
+    endless: bool = False
+    status_now: EngineStatus = field(default_factory=lambda: EngineStatus(model=MODEL))
+    catalog: FakeCatalog = field(default_factory=lambda: FakeCatalog([FakeEntry()]))
+    requests: list[GenerationRequest] = field(default_factory=list)
+    num_steps: int = 0
+    num_closed: int = 0
+
+    def status(self) -> EngineStatus:
+        return self.status_now
+
+    def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        self.catalog.resolve(request.model)
+        self.requests.append(request)
+        return self._play(request)
+
+    async def _play(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        try:
+            for step in self.script:
+                async for event in self._step(step, request):
+                    yield event
+            while self.endless:
+                await asyncio.sleep(0)
+                async for event in self._step(self.script[-1], request):
+                    yield event
+        finally:
+            self.num_closed += 1
+
+    async def _step(
+        self, step: Step, request: GenerationRequest
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.num_steps += 1
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, asyncio.Event):
+            await step.wait()
+        elif isinstance(step, Started) and request.echo:
+            yield replace(step, prompt_text=str(getattr(request.prompt, "content", "")))
+        else:
+            yield step
+
+
+def started(**fields: object) -> Started:
+    values: dict[str, object] = {"model": MODEL, "num_prompt_tokens": 7, "num_cached_tokens": 3}
+    return Started(**{**values, **fields})  # type: ignore[arg-type]
+
+
+def deltas(
+    *texts: str,
+    index: int = 0,
+    finish: FinishReason = FinishReason.STOP,
+    logprobs: Sequence[TokenLogprob] = (),
+) -> list[Delta]:
+    """One Delta for each text, and the end without text; `logprobs` gives each text its token."""
+    steps = [
+        Delta(index, text, count, tuple(logprobs[count - 1 : count]))
+        for count, text in enumerate(texts, start=1)
+    ]
+    return [*steps, Delta(index, "", len(texts), finish_reason=finish)]
+
+
+def answering(*texts: str, **fields: object) -> FakeEngine:
+    """An engine whose every answer is these texts; `fields` are those of Started."""
+    return FakeEngine([started(**fields), *deltas(*texts)])
