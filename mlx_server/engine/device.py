@@ -18,15 +18,13 @@ def is_cpu() -> bool:
 
 
 def prepare_device() -> None:
-    """Compiling fused kernels on a CPU needs a C++ compiler at run time and makes nothing faster."""
+    """Fused kernels on a CPU need a C++ compiler at run time and make nothing faster."""
     if is_cpu():
         mx.disable_compile()
 
 
 def prefill_step_size() -> int:
-    """Tokens of one prefill chunk: an abort waits for a chunk, and a CPU gains nothing by long
-    ones.
-    """
+    """Tokens of one chunk: an abort waits for a chunk, and a CPU gains nothing by long ones."""
     return CPU_PREFILL_STEP_SIZE if is_cpu() else ACCELERATOR_PREFILL_STEP_SIZE
 
 

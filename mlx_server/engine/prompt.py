@@ -181,14 +181,15 @@ def _checkpoints(
     unexpanded: list[int],
     token_ids: list[int],
 ) -> tuple[int, ...]:
-    """Where the first and the last user turn begin, for models that cannot go back in their cache.
+    """Where the first and the last user turn begin, and the end, for models that cannot go back.
 
     Found by rendering the conversation with that turn changed: the texts part where it begins.
     """
     if not loaded.needs_checkpoints:
         return ()
     turns = [i for i, message in enumerate(prompt.messages) if message.role == "user"]
-    places = set()
+    # the end serves the same prompt sent again
+    places = {len(token_ids) - 1}
     for turn in {*turns[:1], *turns[-1:]}:
         message = prompt.messages[turn]
         changed = replace(message, content=(TextPart(BOUNDARY_MARK),))
@@ -196,7 +197,7 @@ def _checkpoints(
         other = render(loaded, replace(prompt, messages=messages))
         num_tokens = _common_tokens(loaded, text, other, unexpanded)
         places.add(_expanded_position(num_tokens, unexpanded, token_ids))
-    return tuple(sorted(place for place in places if 0 < place < len(token_ids) - 1))
+    return tuple(sorted(place for place in places if 0 < place < len(token_ids)))
 
 
 def _common_tokens(loaded: LoadedModel, text: str, other: str, token_ids: list[int]) -> int:
