@@ -224,7 +224,7 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         default=engine.prefill_step_size,
         metavar="TOKENS",
         help="a prompt is read in pieces of this size; smaller ones keep running answers fluent, "
-        "larger ones are faster (default: %(default)s)",
+        "larger ones are faster (default: what suits the device)",
     )
 
 

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlx_server.middleware.refusal import refuse
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/v1/health"})
 CHALLENGE = (b"www-authenticate", b"Bearer")
 
 
