@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
@@ -75,8 +76,8 @@ class PendingLogprobs:
             return self
         return PendingLogprobs(
             chosen=self.chosen,
-            top_ids=mx.pad(self.top_ids, ((0, 0), (0, missing))),
-            top_logprobs=mx.pad(self.top_logprobs, ((0, 0), (0, missing)), constant_values=-mx.inf),
+            top_ids=mx.pad(self.top_ids, [(0, 0), (0, missing)]),
+            top_logprobs=mx.pad(self.top_logprobs, [(0, 0), (0, missing)], constant_values=-mx.inf),
             wanted=self.wanted,
         )
 
@@ -91,9 +92,9 @@ class PendingLogprobs:
 
     def read(self) -> list[TopLogprobs | None]:
         """Wait for the arrays and give each row that asked its numbers."""
-        chosen: list[float] = self.chosen.tolist()
-        ids: list[list[int]] = self.top_ids.tolist()
-        values: list[list[float]] = self.top_logprobs.tolist()
+        chosen = cast(list[float], self.chosen.tolist())
+        ids = cast(list[list[int]], self.top_ids.tolist())
+        values = cast(list[list[float]], self.top_logprobs.tolist())
         rows: list[TopLogprobs | None] = []
         for i, k in enumerate(self.wanted):
             if k is None:
