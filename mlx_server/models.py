@@ -13,6 +13,9 @@ from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
+# More than any context holds; without a bound, a body of tiny entries takes minutes to check.
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
@@ -151,7 +154,9 @@ class Message(WireModel):
     """
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: Annotated[list[Part], BeforeValidator(_text_as_part)] | None = None
+    content: (
+        Annotated[list[Part], BeforeValidator(_text_as_part), Field(max_length=MAX_PARTS)] | None
+    ) = None
     name: str | None = None
     tool_calls: list[HistoryCall] | None = None
     tool_call_id: str | None = None
@@ -200,7 +205,7 @@ class GenerationFields(WireModel):
 
 
 class ChatCompletionRequest(GenerationFields):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit | None = None
     tools: list[Tool] = []
     tool_choice: Literal["none", "auto"] = "auto"

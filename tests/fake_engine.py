@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlx_server.engine.sequence import (
     Delta,
@@ -45,17 +46,15 @@ class FakeCatalog:
         raise ModelNotFound
 
 
-Step = GenerationEvent | Exception | asyncio.Event
-
-
 @dataclass
 class FakeEngine:
-    """Plays `script` for every request; an exception in it is raised, an asyncio.Event awaited.
+    """Plays `script`, which holds events, for every request.
 
-    `endless` repeats the script's last step until the request is aborted.
+    An exception in the script is raised and an asyncio.Event awaited; `endless` repeats the last
+    step until the request is aborted.
     """
 
-    script: Sequence[Step] = ()
+    script: Sequence[Any] = ()
     endless: bool = False
     status_now: EngineStatus = field(default_factory=lambda: EngineStatus(model=MODEL))
     catalog: FakeCatalog = field(default_factory=lambda: FakeCatalog([FakeEntry()]))
@@ -84,7 +83,7 @@ class FakeEngine:
             self.num_closed += 1
 
     async def _step(
-        self, step: Step, request: GenerationRequest
+        self, step: Any, request: GenerationRequest
     ) -> AsyncGenerator[GenerationEvent, None]:
         self.num_steps += 1
         if isinstance(step, Exception):

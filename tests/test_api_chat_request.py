@@ -324,6 +324,7 @@ def test_parts_of_messages_that_cannot_be_honoured_are_refused(messages: Any, pa
         ("top_logprobs", 2),
         ("stream", "yes"),
         ("messages", []),
+        ("messages", [USER] * 10_001),
         ("messages", {"role": "user", "content": "hi"}),
         ("tools", {}),
         ("chat_template_kwargs", []),
@@ -342,18 +343,19 @@ def test_top_logprobs_above_twenty_are_refused() -> None:
     assert refused(logprobs=True, top_logprobs=21)["param"] == "top_logprobs"
 
 
+def with_part(role: str = "user", **part: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": [part]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"messages": [{"content": "hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "x", "content": "hi"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.image_url"),
-        (
-            {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": IMAGE}]}]},
-            "messages.0.content.0",
-        ),
+        (with_part(type="text"), "messages.0.content.0.text"),
+        (with_part(type="image_url"), "messages.0.content.0.image_url"),
+        (with_part("system", type="image_url", image_url=IMAGE), "messages.0.content.0"),
         ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
         ({"messages": [USER, "hi"]}, "messages.1"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
@@ -364,7 +366,7 @@ def test_top_logprobs_above_twenty_are_refused() -> None:
         ),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type"),
     ],
-)  # fmt: skip
+)
 def test_b013_errors_name_the_place(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields)["param"] == param
 

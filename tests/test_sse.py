@@ -12,7 +12,7 @@ import pytest
 from mlx_server.engine.sequence import Delta, Progress, TokenLogprob
 from mlx_server.errors import ContextLengthExceeded, GenerationFailed
 from tests.asgi_client import Answer, Call, call, chunks, make_app, run
-from tests.fake_engine import FakeEngine, Step, deltas, started
+from tests.fake_engine import FakeEngine, deltas, started
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 COMPLETION: dict[str, Any] = {"prompt": "hi", "stream": True}
@@ -75,7 +75,7 @@ def test_b011_a_silent_wait_is_kept_alive_by_a_timer(
 ) -> None:
     async def work() -> None:
         gate = asyncio.Event()
-        waiting: list[Step] = [gate] if progress is None else [progress, gate]
+        waiting: list[Any] = [gate] if progress is None else [progress, gate]
         app = make_app(FakeEngine([*waiting, started(), *deltas("a")]), heartbeat_s=SOON)
         request = Call(app, "/v1/chat/completions", CHAT)
 
@@ -249,7 +249,7 @@ def test_letters_of_all_kinds_are_written_as_they_are(path: str, body: dict[str,
 def test_tokens_are_sent_as_they_come() -> None:
     async def work() -> None:
         gates = [asyncio.Event() for _ in range(3)]
-        script: list[Step] = [started()]
+        script: list[Any] = [started()]
         for count, gate in enumerate(gates, start=1):
             script += [gate, Delta(0, f"t{count}", count)]
         app = make_app(FakeEngine([*script, *deltas()]))
