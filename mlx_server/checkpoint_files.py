@@ -1,0 +1,102 @@
+"""Which files make up a checkpoint folder: are they all there, and are they still the same.
+
+Knows nothing of what the configuration in them means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+    "tiktoken.model",
+    "vocab.json",
+    "vocab.txt",
+)
+SHARD = re.compile(r"-\d+-of-(?P<count>\d{1,9})\.safetensors$")
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in the file, or an empty one if there is no file or it holds anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def missing_file(folder: Path) -> str | None:
+    """What the folder lacks to be loaded, in words; None if it is complete."""
+    try:
+        return _missing_file(folder)
+    except OSError:
+        return "permission to read it"
+
+
+def _missing_file(folder: Path) -> str | None:
+    if not folder.is_dir():
+        return "the folder itself"
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    weights = set(_weight_map(folder).values()) or {p.name for p in folder.glob("*.safetensors")}
+    if not weights:
+        return "weights in safetensors format"
+    if _is_part(weights) or not all((folder / name).is_file() for name in weights):
+        return "some of its weight files"
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
+    if not has_tokenizer and not any(folder.glob("*.tiktoken")):
+        return "a tokenizer"
+    return None
+
+
+def _is_part(names: set[str]) -> bool:
+    """Whether the numbers in the names speak of more files than these."""
+    shards = filter(None, map(SHARD.search, names))
+    return any(int(shard["count"]) > len(names) for shard in shards)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        return {}
+    return {key: str(name) for key, name in weight_map.items()}
+
+
+def weight_names(folder: Path) -> frozenset[str]:
+    """The names of the tensors, from the index or the header of a single weight file; empty if
+    neither says.
+    """
+    indexed = _weight_map(folder)
+    if indexed:
+        return frozenset(indexed)
+    return frozenset(_header(folder / "model.safetensors"))
+
+
+def _header(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(num_bytes) if num_bytes < MAX_HEADER_BYTES else b"")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def fingerprint(folder: Path) -> str:
+    """The same as long as the checkpoint is; reads the configuration but not the weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        status = path.stat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    digest.update((folder / "config.json").read_bytes())
+    return digest.hexdigest()
