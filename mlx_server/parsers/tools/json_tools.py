@@ -1,0 +1,38 @@
+"""Calls as JSON between `<tool_call>` tags: one object, several, or a list of them."""
+
+from __future__ import annotations
+
+from mlx_server.parsers.tools.call import (
+    CallArguments,
+    CallHead,
+    MalformedCall,
+    NotACall,
+    ParsedCall,
+    Tools,
+)
+from mlx_server.parsers.tools.json_block import JsonBlockReader
+
+tool_call_start = "<tool_call>"
+tool_call_end = "</tool_call>"
+
+
+def parse_tool_call(text: str, tools: Tools) -> list[ParsedCall]:
+    """The calls in the text between the tags. Raises MalformedCall if any of it is no call."""
+    reader = make_reader(tools)
+    news = reader.feed(text + tool_call_end)
+    if news.rest != "":
+        raise MalformedCall
+    calls: list[ParsedCall] = []
+    for event in news.events:
+        match event:
+            case CallHead(name):
+                calls.append(ParsedCall(name, ""))
+            case CallArguments(more):
+                calls[-1] = ParsedCall(calls[-1].name, calls[-1].arguments + more)
+            case NotACall():
+                raise MalformedCall
+    return calls
+
+
+def make_reader(_tools: Tools) -> JsonBlockReader:
+    return JsonBlockReader(tool_call_start, tool_call_end)
