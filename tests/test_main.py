@@ -137,8 +137,12 @@ def test_the_limit_of_the_configuration_reaches_the_guard() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1//models", "/v1/models/"])
-def test_b008_a_slash_too_many_is_served_or_404_but_not_redirected(path: str) -> None:
+def test_b008_a_slash_too_many_is_served_or_404(path: str) -> None:
     assert ask(make_app(), path).status in (200, 404)
+
+
+def test_b008_a_post_with_a_slash_too_many_is_not_sent_elsewhere_without_its_body() -> None:
+    assert ask(make_app(), f"{CHAT}/", QUESTION).status == 404
 
 
 def test_b008_paths_without_v1_are_served() -> None:
