@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.chat_answer import delta_parts
 from mlx_server.engine.sequence import FinishReason, TokenLogprob
+from mlx_server.parsers.output import ReasoningDelta, ToolCallStart
 from tests.asgi_client import Answer, call, make_app
 from tests.fake_engine import MODEL, FakeEngine, answering, deltas, started
 
@@ -231,6 +233,30 @@ def test_b079_a_call_cut_by_the_limit_ends_with_length() -> None:
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
     assert finish_reasons(stream(engine, tools=TOOLS)) == ["length"]
+
+
+def test_the_limit_is_reported_even_after_a_complete_call() -> None:
+    engine = calling(CALL, " and", finish=FinishReason.LENGTH)
+
+    choice = chat(engine, tools=TOOLS).json["choices"][0]
+
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "length"
+    assert finish_reasons(stream(engine, tools=TOOLS)) == ["length"]
+
+
+def test_long_thoughts_and_names_are_cut_into_pieces() -> None:
+    thought = [json.loads(part) for part in delta_parts(ReasoningDelta("é" * 10_000))]
+    start = [
+        json.loads(part)["tool_calls"][0] for part in delta_parts(ToolCallStart(1, "c", "n" * 7000))
+    ]
+
+    assert len(thought) == 4
+    assert "".join(part["reasoning_content"] for part in thought) == "é" * 10_000
+    assert "".join(part["function"]["name"] for part in start) == "n" * 7000
+    assert [part.get("id") for part in start] == ["c", None, None]
+    assert {part["index"] for part in start} == {1}
+    assert len(list(delta_parts(ToolCallStart(0, "c", "")))) == 1
 
 
 def test_b050_without_a_choice_of_tools_there_are_no_calls_and_no_tools_in_the_prompt() -> None:

@@ -164,7 +164,7 @@ def delta_parts(output: OutputDelta) -> Iterator[str]:
             for piece in pieces(text):
                 yield f'{{"reasoning_content":{to_json(piece)}}}'
         case ToolCallStart(index, id=call_id, name=name):
-            first, *rest = pieces(name)
+            first, *rest = list(pieces(name)) or [""]
             function = {"name": first, "arguments": ""}
             yield call_part(
                 {"index": index, "id": call_id, "type": "function", "function": function}

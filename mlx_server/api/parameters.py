@@ -54,9 +54,7 @@ CHAT_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
 def check_fields(
     body: JsonObject, known: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]
 ) -> None:
-    """Raise UnsupportedParameter for the first field whose value would have to change the answer
-    but cannot.
-    """
+    """Raise UnsupportedParameter for the first field that asks for what this server cannot do."""
     for name, value in body.items():
         if name in neutral and value not in neutral[name]:
             raise unsupported(name, neutral[name])
