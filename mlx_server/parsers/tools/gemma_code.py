@@ -7,20 +7,20 @@ import re
 from collections.abc import Iterator, Mapping
 
 from mlx_server.parsers.tools.call import MalformedCall, ParsedCall, Tools, to_json
+from mlx_server.parsers.tools.code_fence import FENCE, FenceFinder
 from mlx_server.parsers.tools.python_names import PythonFunction, python_functions
 from mlx_server.parsers.tools.whole_block import WholeBlockReader
 
 tool_call_start = "```tool_code"
-tool_call_end = "```"
+tool_call_end = FENCE
 
-# What can hide a fence: comments, and strings that are ended or not yet. A string in single quotes
-# ends with its line at the latest.
-STRING = r"""(?P<string>
-    \"{3} (?:\\.|[^\\])*? (?:\"{3}|\\?\Z) | '{3} (?:\\.|[^\\])*? (?:'{3}|\\?\Z)
-    | \" (?:\\.|[^"\\\n])* (?:["\n]|\\?\Z) | ' (?:\\.|[^'\\\n])* (?:['\n]|\\?\Z)
-)"""
-STRINGS = re.compile(rf"{STRING} | \#[^\n]*", re.VERBOSE | re.DOTALL)
-HIDING = re.compile(rf"{STRING} | \#[^\n]* | (?P<fence>```)", re.VERBOSE | re.DOTALL)
+STRINGS = re.compile(
+    r"""(?P<string>
+    \"{3} (?:\\.|[^\\])*? \"{3} | '{3} (?:\\.|[^\\])*? '{3}
+    | \" (?:\\.|[^"\\\n])* \" | ' (?:\\.|[^'\\\n])* '
+    ) | \#[^\n]*""",
+    re.VERBOSE | re.DOTALL,
+)
 BACKSLASH = re.compile(r"\\(.)", re.DOTALL)
 LEGAL_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 
@@ -41,18 +41,15 @@ def parse_tool_call(text: str, tools: Tools) -> list[ParsedCall]:
 
 
 def make_reader(tools: Tools) -> WholeBlockReader:
-    return WholeBlockReader((tool_call_start, tool_call_end), parse_behind_fence, tools, find_fence)
+    return WholeBlockReader(
+        (tool_call_start, tool_call_end), parse_behind_fence, tools, FenceFinder()
+    )
 
 
 def parse_behind_fence(text: str, tools: Tools) -> list[ParsedCall]:
     if re.match(r"\w", text):  # the fence names another language
         raise MalformedCall
     return parse_tool_call(text, tools)
-
-
-def find_fence(text: str) -> int:
-    """Where the first fence that is in no string stands; -1 without one."""
-    return next((m.start() for m in HIDING.finditer(text) if m["fence"]), -1)
 
 
 def with_legal_escapes(match: re.Match[str]) -> str:

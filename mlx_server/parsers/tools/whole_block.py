@@ -19,7 +19,7 @@ Parse = Callable[[str, Tools], list[ParsedCall]]
 FindEnd = Callable[[str], int]
 """Where the end marker of the block stands in its text, -1 while it has none.
 
-What it says of a text may not change when the text grows.
+It is called with a text that only grows, and what it finds may not depend on how that came.
 """
 
 
