@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from mlx_server import __version__
 from mlx_server.api import api_router
 from mlx_server.api.error_handlers import install_error_handlers
+from mlx_server.catalog import Catalog
 from mlx_server.cli import parse_args
 from mlx_server.config import ServerConfig
 from mlx_server.errors import ServerError
@@ -31,7 +32,6 @@ from mlx_server.middleware.body_guard import BodyGuard
 from mlx_server.middleware.request_id import RequestId
 
 if TYPE_CHECKING:
-    from mlx_server.catalog import Catalog
     from mlx_server.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ KEEP_ALIVE_S = 120
 
 # What a stop may take beyond the time for running answers: their last bytes, then everything.
 FAREWELL_S = 0.5
-STOP_S = 0.9
+STOP_S = 0.8
 
 POLL_S = 0.1
 # The engine is idle before it takes up its first model, and again for good if that has failed.
@@ -198,7 +198,8 @@ def build_engine(config: ServerConfig, catalog: Catalog) -> Engine:
     # The fast BLAS must be in the process before MLX is, which the engine's module imports.
     from mlx_server.engine.blas import preload_blas
 
-    logger.info("BLAS: %s", preload_blas())
+    if blas := preload_blas():
+        logger.info("BLAS: %s", blas)
     from mlx_server.engine.engine import Engine
 
     return Engine(config.engine, catalog)
@@ -206,8 +207,6 @@ def build_engine(config: ServerConfig, catalog: Catalog) -> Engine:
 
 def fetch_first_model(config: ServerConfig) -> Catalog:
     """The catalog, with its first model on this machine; raises ServerError if it cannot be had."""
-    from mlx_server.catalog import Catalog
-
     catalog = Catalog.from_config(config)
     catalog.ensure_local(catalog.resolve(config.models[0]), lambda stage, done, total: None)
     return catalog

@@ -175,14 +175,3 @@ def test_the_command_that_the_greeting_shows_is_answered() -> None:
     name, _, value = content_type.partition(": ")
     answer = ask(make_app(), CHAT, json.loads(body), **{name: value})
     assert answer.json["choices"][0]["message"]["content"] == "hello"
-
-
-def test_the_greeting_asks_for_the_key_and_does_not_show_it() -> None:
-    text = greeting("http://127.0.0.1:1234", "org/fake", needs_key=True)
-    assert '-H "Authorization: Bearer $MLX_SERVER_API_KEY"' in text
-
-
-def test_a_model_name_with_quotes_leaves_the_command_whole() -> None:
-    text = greeting("http://127.0.0.1:1", 'it\'s "x"', needs_key=False)
-    command = next(line for line in text.splitlines() if line.strip().startswith("curl "))
-    assert json.loads(shlex.split(command)[-1])["model"] == 'it\'s "x"'
