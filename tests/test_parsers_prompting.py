@@ -4,6 +4,7 @@ import ast
 import json
 from typing import Any
 
+import jinja2
 import pytest
 
 from mlx_server.engine.sequence import (
@@ -17,6 +18,7 @@ from mlx_server.engine.sequence import (
 from mlx_server.parsers.tools import TOOL_FORMATS
 from mlx_server.parsers.tools.prompting import describe_in_prompt
 from tests.parser_cuts import tool
+from tests.tiny import templates
 
 FORMATS = sorted(TOOL_FORMATS)
 RESULT_MARKS = {
@@ -194,13 +196,17 @@ def test_b033_calls_of_the_history_are_written_as_the_parser_reads_them(tool_for
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
-def test_results_in_a_row_share_a_turn_in_the_order_of_their_calls(tool_format: str) -> None:
-    _, _, user = describe(
+@pytest.mark.parametrize("later", [(), (message("assistant", "ok"),)], ids=["last", "followed"])
+def test_results_in_a_row_share_a_turn_in_the_order_of_their_calls(
+    tool_format: str, later: tuple[ChatMessage, ...]
+) -> None:
+    _, _, user, *_ = describe(
         message("user", "hi"),
         message("assistant", tool_calls=(call("f"), call("g"))),
         result("g", "of g", "second line"),
         result("f", "of f"),
         result("unknown", ""),
+        *later,
         tool_format=tool_format,
     )
     before, after = RESULT_MARKS[tool_format]
@@ -256,3 +262,30 @@ def test_names_reasoning_and_template_settings_stay(tool_format: str) -> None:
     assert user.name == "ann"
     assert (assistant.name, assistant.reasoning_content) == ("bot", "why")
     assert described.template_kwargs == {"enable_thinking": True}
+
+
+def refuse(reason: str) -> None:
+    raise jinja2.TemplateError(reason)
+
+
+def test_b026_a_template_that_wants_alternating_roles_takes_the_whole_conversation() -> None:
+    described = describe(
+        message("system", "Be brief."),
+        message("user", "2+3?"),
+        message("assistant", tool_calls=(call("add", a=2, b=3), call("add", a=5, b=8))),
+        result("add", "five"),
+        result("add", "thirteen"),
+        message("user", "and then?"),
+        tool_format="gemma_code",
+        tools=[ADD],
+    )
+    template = jinja2.Environment().from_string(templates.GEMMA3)
+    rendered = template.render(
+        messages=[{"role": m.role, "content": text(m)} for m in described],
+        raise_exception=refuse,
+        add_generation_prompt=True,
+    )
+    told = ["Be brief.", "def add(", "2+3?", "add(a=2, b=3)", "five", "thirteen", "and then?"]
+    places = [rendered.find(piece) for piece in told]
+    assert -1 not in places and places == sorted(places)
+    assert "None" not in rendered
