@@ -16,12 +16,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_server.checkpoint import CheckpointFacts
 from mlx_vlm.models.base import InputEmbeddingsFeatures, LanguageModelOutput
 from mlx_vlm.models.cache import KVCache
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from mlx_server.checkpoint import CheckpointFacts
 from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import assemble
@@ -170,7 +170,7 @@ class ScriptedModel(nn.Module):
         return InputEmbeddingsFeatures(inputs_embeds=mx.zeros((*ids.shape, 1)))
 
 
-def write_scripted_checkpoint(folder: Path, **config: Any) -> Path:
+def write_scripted_checkpoint(folder: Path, *, chat_template: str = CHATML, **config: Any) -> Path:
     """A folder that the catalog takes for a checkpoint; its weights are never read."""
     folder.mkdir(parents=True)
     write_json(
@@ -183,7 +183,7 @@ def write_scripted_checkpoint(folder: Path, **config: Any) -> Path:
             **config,
         },
     )
-    write_json(folder, "tokenizer_config.json", {"chat_template": CHATML})
+    write_json(folder, "tokenizer_config.json", {"chat_template": chat_template})
     make_tokenizer().backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "model.safetensors").write_bytes(b"")
     return folder

@@ -109,7 +109,10 @@ def scripted_server(
     **scripts: Script,
 ) -> Iterator[Served]:
     """Serve one model for each script, by its name; the first one is the default."""
-    paths = [write_scripted_checkpoint(folder / name) for name in scripts]
+    paths = [
+        write_scripted_checkpoint(folder / name, chat_template=script.chat_template)
+        for name, script in scripts.items()
+    ]
     config = replace(
         config or ServerConfig(),
         models=tuple(map(str, paths)),

@@ -11,6 +11,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 from mlx_server.catalog import Catalog, ModelEntry
@@ -91,6 +92,8 @@ class Engine:
             )
         if len(self._channels) >= self._config.max_waiting:
             raise EngineOverloaded("Too many requests are waiting. Try again in a moment.")
+        if request.max_tokens is None:
+            request = replace(request, max_tokens=self._config.default_max_tokens)
         return self._events(request, entry, images)
 
     def _resolve(self, name: str | None) -> ModelEntry:

@@ -78,8 +78,7 @@ def merge_system_into_user(prompt: ChatPrompt) -> ChatPrompt:
     if not others or others[0].role != "user":
         others.insert(0, ChatMessage("user"))
     first = others[0]
-    gap = (TextPart("\n\n"),) if lead and first.content else ()
-    merged = ChatMessage("user", (*lead, *gap, *first.content), name=first.name)
+    merged = ChatMessage("user", (*lead, *first.content), name=first.name)
     return ChatPrompt((merged, *others[1:]), prompt.tools, prompt.template_kwargs)
 
 

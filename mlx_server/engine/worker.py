@@ -177,8 +177,11 @@ class Worker:
                 self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
 
     def _add(self, sequences: list[Sequence]) -> None:
+        num_ahead = len(self._scheduler.waiting) + self._scheduler.num_running
         for sequence in sequences:
             self._scheduler.add(sequence)
+            if num_ahead:
+                self._emit(sequence, Progress("queued", 0, num_ahead))
 
     def _abort(self, request_id: str) -> None:
         for sequence in self._scheduler.sequences():
