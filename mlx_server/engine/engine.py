@@ -73,7 +73,9 @@ class Engine:
         await asyncio.to_thread(self._worker.join, STOP_TIMEOUT_S)
 
     def status(self) -> EngineStatus:
-        return self._worker.status
+        status = self._worker.status
+        # the thread hears of new requests only between two steps
+        return replace(status, num_waiting=max(len(self._channels) - status.num_running, 0))
 
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of the request, up to the last Delta of each of its `n` sequences.
@@ -105,12 +107,15 @@ class Engine:
     async def _events(
         self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
     ) -> AsyncGenerator[GenerationEvent, None]:
+        num_ahead = len(self._channels)
         channel: Events = asyncio.Queue()
         self._channels[request.request_id] = channel
         num_open = request.n
         try:
             async for progress in self._fetch(entry):
                 yield progress
+            if num_ahead:
+                yield Progress("queued", 0, num_ahead)
             loaded_images = await load_images(images, self._config.media)
             self._worker.submit(self._make_sequences(request, entry, loaded_images))
             has_started = False

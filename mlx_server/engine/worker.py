@@ -91,9 +91,10 @@ class Worker:
                 self._take_commands()
                 self._expire()
                 step = self._scheduler.next_step(self._slot.model_id)
+                self._flush()
                 if step is not None:
                     self._run_step(step)
-                self._flush()
+                    self._flush()
         finally:
             self._fail(self._scheduler.sequences(), EngineStopped("The server is shutting down."))
             self._slot.unload()
@@ -177,11 +178,8 @@ class Worker:
                 self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
 
     def _add(self, sequences: list[Sequence]) -> None:
-        num_ahead = len(self._scheduler.waiting) + self._scheduler.num_running
         for sequence in sequences:
             self._scheduler.add(sequence)
-            if num_ahead:
-                self._emit(sequence, Progress("queued", 0, num_ahead))
 
     def _abort(self, request_id: str) -> None:
         for sequence in self._scheduler.sequences():
@@ -214,7 +212,6 @@ class Worker:
             is_alive=is_alive,
             model=self._slot.model_id,
             loading=self._loading,
-            num_waiting=len(self._scheduler.waiting),
             num_running=self._scheduler.num_running,
             active_memory_bytes=mx.get_active_memory(),
         )

@@ -1,0 +1,309 @@
+"""Reported faults of servers like this one, replayed through the whole server: waiting, leaving,
+failing, swapping.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mlx_server.config import EngineConfig, ServerConfig
+from tests.scripted import Script
+from tests.scripted_server import CHAT, Served, Stream, chat_body, scripted_server
+
+CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+HEARTBEAT_S = 0.05
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def other() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def served(script: Script, other: Script, tmp_path: Path) -> Iterator[Served]:
+    config = ServerConfig(heartbeat_s=HEARTBEAT_S)
+    with scripted_server(tmp_path, config=config, m=script, b=other) as served:
+        yield served
+        script.gate.set()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_b009_heartbeats_are_comments_and_lose_no_call(served: Served, script: Script) -> None:
+    script.prefill_s = 4 * HEARTBEAT_S
+    script.say(*CALL)
+    stream = served.stream(tools=[TOOL])
+    assert any("prefill" in c or "loading" in c or c == ": keep-alive" for c in stream.comments)
+    assert len(stream.tool_calls) == 1
+    assert stream.frames[0]["choices"][0]["delta"]["role"] == "assistant"
+
+
+def test_b010_one_id_model_and_time_over_all_frames(served: Served, script: Script) -> None:
+    script.prefill_s = 2 * HEARTBEAT_S
+    script.say("a", "b", "c")
+    stream = served.stream("/v1/completions", prompt="abc", stream_options={"include_usage": True})
+    assert stream.content == "abc"
+    for key in ("id", "model", "created"):
+        assert len({frame[key] for frame in stream.frames}) == 1
+
+
+def test_b011_heartbeats_come_by_the_clock(served: Served, script: Script) -> None:
+    script.gate.clear()
+    with served.client.stream("POST", CHAT, json=chat_body(stream=True)) as answer:
+        lines = answer.iter_lines()
+        heartbeats = [line for line, _ in zip(lines, range(6), strict=False) if line]
+        assert all(line.startswith(": ") for line in heartbeats)
+        assert len(heartbeats) == 3
+        script.gate.set()
+
+
+def test_a_waiting_stream_says_what_it_waits_for(served: Served, script: Script) -> None:
+    served.chat()
+    script.gate.clear()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(served.chat)
+        wait_for(lambda: served.engine.status().num_running == 1)
+        second = pool.submit(served.stream)
+        wait_for(lambda: served.engine.status().num_waiting == 1)
+        time.sleep(3 * HEARTBEAT_S)
+        script.gate.set()
+        first.result()
+        assert ": keep-alive queued 1" in second.result().comments
+
+
+def test_b018_failure_after_text_is_one_error_frame_then_done(
+    served: Served, script: Script
+) -> None:
+    script.say("a", "b", RuntimeError("boom /Users/x"))
+    script.say("fine")
+    stream = served.stream()
+    assert stream.content in ("a", "ab"), "the batch runs one step ahead"
+    last = stream.frames[-1]
+    assert sorted(last["error"]) == ["code", "message", "param", "type"]
+    assert stream.finish_reasons == ["error"]
+    assert stream.is_done
+    assert "boom" not in str(last)
+    assert "/Users" not in str(last)
+    assert served.chat()["choices"][0]["message"]["content"] == "fine"
+
+
+def test_b125_a_failing_request_costs_no_other(served: Served, script: Script) -> None:
+    script.say(RuntimeError("prefill"))
+    script.say("a", RuntimeError("decode"))
+    script.say("fine")
+    statuses = [served.client.post(CHAT, json=chat_body()).status_code for _ in range(3)]
+    assert statuses == [500, 500, 200]
+    assert served.client.get("/health").status_code == 200
+
+
+def test_b125_queued_requests_are_served_after_a_failure(served: Served, script: Script) -> None:
+    script.say(RuntimeError("prefill"))
+    script.say("fine")
+    script.gate.clear()
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(served.client.post, CHAT, json=chat_body()) for _ in range(3)]
+        wait_for(lambda: served.engine.status().num_waiting == 2)
+        script.gate.set()
+        assert sorted(a.result().status_code for a in answers) == [200, 200, 500]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_b127_out_of_memory_ends_the_request_alone(
+    served: Served, script: Script, stream: bool
+) -> None:
+    script.say("a", "b", RuntimeError("[METAL] Command buffer: Insufficient Memory (0000008)"))
+    script.say("fine")
+    answer = served.client.post(CHAT, json=chat_body(stream=stream))
+    if stream:
+        assert Stream.read(answer).frames[-1]["error"]["code"] == "out_of_memory"
+    else:
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "out_of_memory"
+    assert served.chat()["choices"][0]["message"]["content"] == "fine"
+
+
+def test_b066_generation_ends_when_a_stream_s_reader_leaves(served: Served, script: Script) -> None:
+    script.token_s = 0.01
+    script.say(*["x"] * 3000)
+    script.say("fine")
+    with served.client.stream("POST", CHAT, json=chat_body(stream=True)) as answer:
+        lines = answer.iter_lines()
+        while "content" not in next(lines):
+            pass
+    wait_for(lambda: served.engine.status().num_running == 0)
+    num_tokens = script.num_tokens
+    assert num_tokens < 100
+    assert served.chat()["choices"][0]["message"]["content"] == "fine"
+
+
+def test_b066_generation_ends_when_nobody_waits_for_the_answer(
+    served: Served, script: Script
+) -> None:
+    script.token_s = 0.01
+    script.say(*["x"] * 3000)
+    script.say("fine")
+    with pytest.raises(httpx.ReadTimeout):
+        served.client.post(CHAT, json=chat_body(), timeout=0.3)
+    wait_for(lambda: served.engine.status().num_running == 0)
+    assert script.num_tokens < 200
+    assert served.chat()["choices"][0]["message"]["content"] == "fine"
+
+
+def test_b066_leaving_while_queued_or_in_prefill_frees_the_place(
+    served: Served, script: Script
+) -> None:
+    served.chat()
+    script.gate.clear()
+    for _ in range(2):
+        with pytest.raises(httpx.ReadTimeout):
+            served.client.post(CHAT, json=chat_body(), timeout=0.2)
+    script.gate.set()
+    wait_for(lambda: served.engine.status().num_running == 0)
+    num_tokens = script.num_tokens
+    served.chat()
+    assert script.num_tokens <= num_tokens + 2
+
+
+def test_b115_a_running_stream_is_complete_before_another_model_is_loaded(
+    served: Served, script: Script, other: Script
+) -> None:
+    script.token_s = 0.01
+    script.say(*["A"] * 30)
+    other.say("B")
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(served.stream, model="m")
+        wait_for(lambda: script.num_tokens > 2)
+        second = pool.submit(served.chat, model="b")
+        wait_for(lambda: served.engine.status().num_waiting == 1)
+        third = pool.submit(served.chat, model="m")
+        assert first.result().content == "A" * 30
+        assert second.result()["choices"][0]["message"]["content"] == "B"
+        assert second.result()["model"] == "b"
+        assert third.result()["choices"][0]["message"]["content"] == "A" * 30
+    assert served.loader.loads == ["m", "b", "m"]
+    assert script.log == ["load m", "prefill", "load b", "load m", "prefill"]
+
+
+def test_b117_nothing_of_a_model_is_left_after_a_swap(served: Served) -> None:
+    served.chat(model="m")
+    runner = served.engine._worker._slot.runner
+    assert runner is not None
+    watched = [weakref.ref(runner.loaded.model), weakref.ref(runner.prefix_cache)]
+    del runner
+    served.chat(model="b")
+    gc.collect()
+    assert [w() for w in watched] == [None, None]
+
+
+def test_b118_a_local_model_answers_to_all_its_names(
+    served: Served, script: Script, tmp_path: Path
+) -> None:
+    script.say("fine")
+    for name in ("m", str(tmp_path / "m"), "", None):
+        assert served.chat(model=name)["model"] == "m"
+    assert served.loader.loads == ["m"]
+
+
+def test_no_request_names_a_path_that_was_not_given_at_start(
+    served: Served, tmp_path: Path
+) -> None:
+    for name in (str(tmp_path), f"{tmp_path}/m/../b", "../m", "/etc", "./m"):
+        answer = served.client.post(CHAT, json=chat_body(model=name))
+        assert answer.status_code == 404, name
+
+
+def test_a_model_that_cannot_be_loaded_is_a_503_and_the_next_request_works(
+    served: Served, script: Script, other: Script, tmp_path: Path
+) -> None:
+    script.say("fine")
+    served.chat()
+    other.load_error = ValueError(f"weights missing in {tmp_path / 'b'}")
+    answer = served.client.post(CHAT, json=chat_body(model="b"))
+    assert answer.status_code == 503
+    assert "weights missing" in answer.json()["error"]["message"]
+    assert str(tmp_path) not in answer.text
+    assert served.chat(model="m")["choices"][0]["message"]["content"] == "fine"
+
+
+def test_b122_a_short_request_beside_a_long_stream_answers_as_alone(
+    served: Served, script: Script
+) -> None:
+    script.token_s = 0.005
+    script.say(*["long "] * 40)
+    script.say("title")
+    with ThreadPoolExecutor(2) as pool:
+        stream = pool.submit(served.stream)
+        wait_for(lambda: script.num_tokens > 2)
+        short = pool.submit(served.chat)
+        assert stream.result().content == "long " * 40
+        assert short.result()["choices"][0]["message"]["content"] == "title"
+
+
+def test_b126_everything_else_answers_during_a_load_and_a_prefill(
+    served: Served, script: Script
+) -> None:
+    script.load_s = 0.6
+    script.prefill_s = 0.6
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(served.chat)
+        began = time.monotonic()
+        while not pending.done():
+            asked = time.monotonic()
+            served.client.get("/health").raise_for_status()
+            served.client.get("/v1/models").raise_for_status()
+            assert served.client.post(CHAT, content=b"{").status_code == 400
+            assert time.monotonic() - asked < 1.5
+        assert time.monotonic() - began > 0.5
+
+
+def test_concurrent_requests_for_two_models_all_get_their_own(
+    served: Served, script: Script, other: Script
+) -> None:
+    script.say("A")
+    other.say("B")
+    barrier = threading.Barrier(12)
+
+    def ask(model: str) -> tuple[str, str]:
+        barrier.wait()
+        body = served.chat(model=model)
+        return body["model"], body["choices"][0]["message"]["content"]
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(ask, ["m", "b"] * 6))
+    assert answers == [("m", "A"), ("b", "B")] * 6
+
+
+def test_a_full_queue_is_a_429_with_retry_after(tmp_path: Path) -> None:
+    script = Script()
+    script.say("fine")
+    with scripted_server(tmp_path, engine_config=EngineConfig(max_waiting=1), m=script) as served:
+        served.chat()
+        script.gate.clear()
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(served.chat)
+            wait_for(lambda: served.engine.status().num_running == 1)
+            answer = served.client.post(CHAT, json=chat_body())
+            script.gate.set()
+            first.result()
+    assert answer.status_code == 429
+    assert "retry-after" in answer.headers
