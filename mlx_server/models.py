@@ -130,7 +130,11 @@ class ImageUrl(WireModel):
 
 
 class Part(WireModel):
-    type: Literal["text", "image_url", "refusal", "input_audio", "file"]
+    """`input_text` and `input_image` are what the Responses API calls the first two types."""
+
+    type: Literal[
+        "text", "image_url", "refusal", "input_audio", "file", "input_text", "input_image"
+    ]
     text: str | None = None
     refusal: str | None = None
     image_url: Annotated[ImageUrl, BeforeValidator(_url_as_object)] | None = None

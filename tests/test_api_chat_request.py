@@ -328,7 +328,6 @@ def test_parts_of_messages_that_cannot_be_honoured_are_refused(messages: Any, pa
         ("messages", {"role": "user", "content": "hi"}),
         ("tools", {}),
         ("chat_template_kwargs", []),
-        ("chat_template_kwargs", {"chat_template": "x"}),
         ("model", 5),
     ],
 )

@@ -319,3 +319,10 @@ def test_default_limit_of_the_operator_ends_an_answer(script: Script, tmp_path: 
         body = served.chat()
         assert body["choices"][0]["finish_reason"] == "length"
         assert served.chat(max_tokens=5)["choices"][0]["finish_reason"] == "stop"
+
+
+def test_chat_template_kwargs_may_not_reach_the_rendering_itself(served: Served) -> None:
+    for name in ("chat_template", "tokenize", "tools"):
+        error = refused(served, {"messages": [message()], "chat_template_kwargs": {name: "x"}})
+        assert error["param"] == "chat_template_kwargs"
+    served.chat(chat_template_kwargs={"enable_thinking": False})

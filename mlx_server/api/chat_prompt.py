@@ -18,26 +18,8 @@ from mlx_server.engine.sequence import (
 from mlx_server.errors import InvalidRequest
 from mlx_server.models import ChatCompletionRequest, HistoryCall, Message, Part, Tool
 
-# Arguments of the rendering call itself: as template variables they would change what is rendered,
-# and how.
-RESERVED_TEMPLATE_KWARGS = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "max_length",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
+IMAGE_TYPES = frozenset({"image_url", "input_image"})
+TEXT_TYPES = frozenset({"text", "input_text", "refusal"})
 
 
 def chat_prompt(wire: ChatCompletionRequest) -> ChatPrompt:
@@ -50,11 +32,6 @@ def chat_prompt(wire: ChatCompletionRequest) -> ChatPrompt:
 
 
 def template_kwargs(wire: ChatCompletionRequest) -> Mapping[str, Any]:
-    if not RESERVED_TEMPLATE_KWARGS.isdisjoint(wire.chat_template_kwargs):
-        reserved = ", ".join(sorted(RESERVED_TEMPLATE_KWARGS))
-        raise InvalidRequest(
-            f"`chat_template_kwargs` may not set {reserved}.", param="chat_template_kwargs"
-        )
     kwargs = dict(wire.chat_template_kwargs)
     if wire.reasoning_effort is not None:
         kwargs["reasoning_effort"] = wire.reasoning_effort
@@ -88,16 +65,16 @@ def chat_message(message: Message, param: str) -> ChatMessage:
 def content_parts(message: Message, param: str) -> Iterator[ContentPart]:
     for i, part in enumerate(message.content or []):
         place = f"{param}.content.{i}"
-        if part.type == "image_url":
+        if part.type in IMAGE_TYPES:
             if message.role != "user":
                 raise InvalidRequest("Only a user message may have images.", param=place)
             yield image_part(part, f"{place}.image_url")
-        elif part.type in ("text", "refusal"):
-            text = part.text if part.type == "text" else part.refusal
+        elif part.type in TEXT_TYPES:
+            text = part.refusal if part.type == "refusal" else part.text
             if text is None:
                 raise InvalidRequest(
-                    f"A content part of this type needs `{part.type}`.",
-                    param=f"{place}.{part.type}",
+                    f"A content part of this type needs `{text_field(part)}`.",
+                    param=f"{place}.{text_field(part)}",
                 )
             if text:
                 yield TextPart(text)
@@ -105,6 +82,10 @@ def content_parts(message: Message, param: str) -> Iterator[ContentPart]:
             raise unsupported(f"{place}.{part.type}")
     if not message.content and message.refusal:
         yield TextPart(message.refusal)
+
+
+def text_field(part: Part) -> str:
+    return "refusal" if part.type == "refusal" else "text"
 
 
 def image_part(part: Part, param: str) -> ImagePart:
