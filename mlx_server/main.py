@@ -30,11 +30,12 @@ from mlx_server.greeting import cannot_listen, greeting, model_failed, model_mis
 from mlx_server.middleware.auth import ApiKeyAuth
 from mlx_server.middleware.body_guard import BodyGuard
 from mlx_server.middleware.request_id import RequestId
+from mlx_server.progress import TerminalProgress
 
 if TYPE_CHECKING:
     from mlx_server.engine.engine import Engine
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mlx_server.main")  # __name__ is "__main__" when this file is run
 
 # Routers keep idle connections for 90 s and do not repeat a request on one that we closed.
 KEEP_ALIVE_S = 120
@@ -208,7 +209,8 @@ def build_engine(config: ServerConfig, catalog: Catalog) -> Engine:
 def fetch_first_model(config: ServerConfig) -> Catalog:
     """The catalog, with its first model on this machine; raises ServerError if it cannot be had."""
     catalog = Catalog.from_config(config)
-    catalog.ensure_local(catalog.resolve(config.models[0]), lambda stage, done, total: None)
+    with TerminalProgress() as report:
+        catalog.ensure_local(catalog.resolve(config.models[0]), report)
     return catalog
 
 
