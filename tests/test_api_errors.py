@@ -133,7 +133,6 @@ def test_what_is_missing_is_named(path: str) -> None:
         {"tools": [{"type": SECRET}]},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": SECRET}}]},
         {"chat_template_kwargs": SECRET},
-        {"chat_template_kwargs": {"tokenize": SECRET}},
         {SECRET: 1, "n": 0},
     ],
 )

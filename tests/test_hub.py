@@ -1,8 +1,10 @@
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from huggingface_hub import constants
@@ -88,7 +90,10 @@ def test_a_downloaded_model_is_cached_from_then_on(
     assert entry.capabilities == ("completion", "tools")
 
 
-def test_a_repository_without_weights_is_a_load_failure(tmp_path: Path) -> None:
+def test_a_repository_without_weights_is_a_load_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with fake_hub(REPO, {"config.json": b"{}", "x.bin": b""}) as server:
         hub = Hub(tmp_path, endpoint=server.endpoint)
         catalog = Catalog.from_config(ServerConfig(models=(REPO,)), hub=hub)
@@ -114,7 +119,10 @@ def test_an_error_of_the_hub_gives_its_status(tmp_path: Path, server: FakeHub) -
         Hub(tmp_path, endpoint=server.endpoint).download(REPO, ignore)
 
 
-def test_a_hub_that_refuses_connections_cannot_be_reached(tmp_path: Path) -> None:
+def test_a_hub_that_refuses_connections_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         hub = Hub(tmp_path, endpoint=f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -126,12 +134,44 @@ def test_a_hub_that_does_not_answer_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlx_server.hub, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub = Hub(tmp_path, endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
         begin = time.monotonic()
         with pytest.raises(ModelLoadFailed, match="cannot be reached"):
             hub.download(REPO, ignore)
         assert time.monotonic() - begin < 5
+
+
+def test_a_look_up_that_does_not_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+
+    def look_up(*_: object, **__: object) -> NoReturn:
+        is_over.wait(5)
+        raise socket.gaierror
+
+    monkeypatch.setattr(mlx_server.hub, "FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    begin = time.monotonic()
+    with pytest.raises(ModelLoadFailed, match="cannot be reached"):
+        Hub(tmp_path, endpoint="http://hub.example").download(REPO, ignore)
+    is_over.set()
+    assert time.monotonic() - begin < 3
+
+
+def test_no_bars_but_ours_are_drawn(
+    tmp_path: Path,
+    server: FakeHub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # draws them even where there is no terminal
+    monkeypatch.setenv("TQDM_POSITION", "-1")
+    Hub(tmp_path, endpoint=server.endpoint).download(REPO, ignore)
+    assert capsys.readouterr().err == ""
 
 
 def test_b120_offline_mode_opens_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

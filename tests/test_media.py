@@ -14,7 +14,9 @@ from mlx_server.engine.sequence import ImagePart
 from mlx_server.errors import InvalidRequest
 from tests.no_network import forbid_sockets
 from tests.picture_server import (
+    Answer,
     PictureServer,
+    Request,
     content,
     drip,
     endless,
@@ -116,7 +118,7 @@ def test_b100_content_that_is_no_picture_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("answer", [hang, drip], ids=["hang", "drip"])
-def test_b100_a_server_that_does_not_finish_is_given_up(answer: Any) -> None:
+def test_b100_a_server_that_does_not_finish_is_given_up(answer: Answer) -> None:
     limits = MediaLimits(allow_private_urls=True, fetch_timeout_s=0.3)
     begin = time.monotonic()
     with picture_server({"/x": answer}) as server:
@@ -174,7 +176,7 @@ def test_b104_a_response_without_end_is_cut_at_the_byte_limit() -> None:
 
 
 def test_a_redirect_with_an_endless_body_is_followed_without_reading_it() -> None:
-    def answer(request: Any) -> None:
+    def answer(request: Request) -> None:
         request.start(302, Location="/x", Content_Length=str(10**12))
         hang(request)
 
@@ -253,24 +255,24 @@ def test_one_bad_image_ends_the_wait_for_the_others() -> None:
     assert time.monotonic() - begin < 3
 
 
-def test_images_are_fetched_side_by_side_but_not_all_at_once() -> None:
-    lock, gate = threading.Lock(), threading.Barrier(4)
-    running, peak = 0, 0
+def test_four_images_are_fetched_side_by_side() -> None:
+    gate = threading.Barrier(4)
 
-    def answer(request: Any) -> None:
-        nonlocal running, peak
-        with lock:
-            running += 1
-            peak = max(peak, running)
+    def answer(request: Request) -> None:
         # four requests have to be here together before any of them is answered
         gate.wait(timeout=5)
-        with lock:
-            running -= 1
         content(png())(request)
 
     with picture_server({"/x": answer}) as server:
         assert len(load([f"{server.url}/x"] * 8)) == 8
-    assert peak == 4
+
+
+def test_no_more_than_four_images_are_fetched_at_once() -> None:
+    limits = MediaLimits(allow_private_urls=True, fetch_timeout_s=1.0)
+    with picture_server({"/x": hang}) as server:
+        with pytest.raises(InvalidRequest, match="within 1 s"):
+            load([f"{server.url}/x"] * 8, limits)
+        assert len(server.seen) == 4
 
 
 def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,5 +280,7 @@ def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
         unused.bind(("127.0.0.1", 0))
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{unused.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
         with picture_server({"/x": content(png())}) as server:
             assert len(load([f"{server.url}/x"])) == 1

@@ -19,6 +19,8 @@ from mlx_server.engine.sequence import SamplingParams
 
 T = TypeVar("T")
 UINT64 = 0xFFFFFFFFFFFFFFFF
+# Colder than this, logits divided by the temperature may pass the range of single precision.
+MIN_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class SamplerRow:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_p == 0.0 or self.top_k == 1
+        return self.temperature < MIN_TEMPERATURE or self.top_p == 0.0 or self.top_k == 1
 
 
 def make_row(
