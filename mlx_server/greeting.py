@@ -41,8 +41,8 @@ def model_missing(model: str, reason: str) -> str:
     )
 
 
-def model_failed(model: str) -> str:
-    return f"The model {model} could not be loaded, and so the server stops. The log has the cause."
+def model_failed(model: str, reason: str) -> str:
+    return f"The model {model} could not be loaded, and so the server stops: {reason}"
 
 
 def cannot_listen(config: ServerConfig, error: OSError) -> str:

@@ -45,8 +45,6 @@ FAREWELL_S = 0.5
 STOP_S = 0.8
 
 POLL_S = 0.1
-# The engine is idle before it takes up its first model, and again for good if that has failed.
-MAX_IDLE_POLLS = 20
 
 
 class App(FastAPI):
@@ -165,17 +163,13 @@ async def serve(config: ServerConfig, engine: Engine, listening: socket.socket) 
 
 async def announce(server: Server, config: ServerConfig, listening: socket.socket) -> None:
     """Say how to reach the server once its first model is loaded; stop it if that has failed."""
-    num_idle_polls = 0
-    while num_idle_polls < MAX_IDLE_POLLS:
-        status = server.engine.status()
+    while (status := server.engine.status()).load_error is None:
         if server.started and status.model is not None:
             needs_key = config.api_key is not None
             print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
             return
-        is_idle = server.started and status.state == "idle"
-        num_idle_polls = num_idle_polls + 1 if is_idle else 0
         await asyncio.sleep(POLL_S)
-    print(model_failed(config.models[0]), file=sys.stderr)
+    print(model_failed(config.models[0], status.load_error), file=sys.stderr)
     server.exit_status = 1
     server.should_exit = True
 

@@ -65,8 +65,10 @@ class LoadingEngine(LiveEngine):
 
     async def start(self, preload: str | None = None) -> None:
         self.status_now = EngineStatus(loading=preload)
-        model = None if self.is_broken else MODEL
-        asyncio.get_running_loop().call_later(LOAD_S, self._loaded, EngineStatus(model=model))
+        outcome = (
+            EngineStatus(load_error="no weights") if self.is_broken else EngineStatus(model=MODEL)
+        )
+        asyncio.get_running_loop().call_later(LOAD_S, self._loaded, outcome)
 
     def _loaded(self, status: EngineStatus) -> None:
         self.status_now = status

@@ -162,6 +162,7 @@ def test_a_first_model_that_cannot_be_loaded_ends_the_server() -> None:
     assert status == 1
     (line,) = errors.splitlines()
     assert "broken could not be loaded" in line
+    assert line.endswith("no weights")
 
 
 def test_a_port_in_use_is_one_line_and_status_1() -> None:

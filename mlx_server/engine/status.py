@@ -8,11 +8,15 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A snapshot, whole in itself, that any thread may read. Bytes are those MLX holds now."""
+    """A snapshot, whole in itself, that any thread may read. Bytes are those MLX holds now.
+
+    `load_error` says why the last model that was to be loaded is not there.
+    """
 
     is_alive: bool = True
     model: str | None = None
     loading: str | None = None
+    load_error: str | None = None
     num_waiting: int = 0
     num_running: int = 0
     active_memory_bytes: int = 0

@@ -59,6 +59,7 @@ class Worker:
         self._outbox: list[tuple[Sequence, GenerationEvent | ServerError]] = []
         self._is_stopping = False
         self._loading: str | None = None
+        self._load_error: str | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self.status = EngineStatus()
 
@@ -146,9 +147,13 @@ class Worker:
         self._loading = model
         for sequence in self._scheduler.waiting_for(model):
             self._emit(sequence, Progress("loading"))
+        self._load_error = None
         self._flush()
         try:
             self._slot.swap(model, self._locate(model))
+        except ServerError as error:
+            self._load_error = error.message
+            raise
         finally:
             self._loading = None
 
@@ -212,6 +217,7 @@ class Worker:
             is_alive=is_alive,
             model=self._slot.model_id,
             loading=self._loading,
+            load_error=self._load_error,
             num_running=self._scheduler.num_running,
             active_memory_bytes=mx.get_active_memory(),
         )
