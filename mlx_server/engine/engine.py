@@ -87,11 +87,8 @@ class Engine:
             raise EngineStopped("The engine has stopped.")
         entry = self._resolve(request.model)
         images = image_parts(request)
-        if images and "vision" not in entry.capabilities:
-            raise InvalidRequest(
-                "This model reads text only. Leave the image out or name a model with vision.",
-                param=images[0].param,
-            )
+        if entry.is_cached:
+            refuse_blind(entry, images)
         if len(self._channels) >= self._config.max_waiting:
             raise EngineOverloaded("Too many requests are waiting. Try again in a moment.")
         if request.max_tokens is None:
@@ -114,6 +111,9 @@ class Engine:
         try:
             async for progress in self._fetch(entry):
                 yield progress
+            if not entry.is_cached:
+                # what it can do is known only now
+                refuse_blind(self.catalog.resolve(entry.id), images)
             if num_ahead:
                 yield Progress("queued", 0, num_ahead)
             loaded_images = await load_images(images, self._config.media)
@@ -206,3 +206,12 @@ def image_parts(request: GenerationRequest) -> list[ImagePart]:
         for part in message.content
         if isinstance(part, ImagePart)
     ]
+
+
+def refuse_blind(entry: ModelEntry, images: list[ImagePart]) -> None:
+    """Raises InvalidRequest if there are images and the model cannot see."""
+    if images and "vision" not in entry.capabilities:
+        raise InvalidRequest(
+            "This model reads text only. Leave the image out or name a model with vision.",
+            param=images[0].param,
+        )

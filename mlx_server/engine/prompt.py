@@ -95,8 +95,8 @@ def _prepare_with_images(
         )
     except (ValueError, IndexError, TypeError) as error:
         raise InvalidRequest(
-            "The images do not fit the prompt. A text that spells the model's own image "
-            "placeholder must be changed.",
+            "The model's processor refused the images. Change pictures that are very long and "
+            "narrow, and text that spells the model's own image placeholder.",
             param="messages",
         ) from error
     token_ids: list[int] = inputs["input_ids"][0].tolist()
