@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
 from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
 
 from mlx_server.engine.kv_caches import KVCaches, extract
@@ -23,6 +24,32 @@ class RowToken:
     logprobs: TopLogprobs | None
 
 
+class _LogitsTap:
+    """The language model, which keeps the logits of its last call until the sampler takes them.
+
+    What mlx_vlm hands to a sampler is their log-softmax in the model's own precision: too coarse
+    for log-probabilities, and penalties that scale need the logits' own zero.
+    """
+
+    def __init__(self, language_model: Any) -> None:
+        self._language_model = language_model
+        self._logits: mx.array | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._language_model(*args, **kwargs)
+        self._logits = getattr(output, "logits", output)[:, -1, :]
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._language_model, name)
+
+    def take(self) -> mx.array:
+        """The logits of every row at its newest place."""
+        logits, self._logits = self._logits, None
+        assert logits is not None
+        return logits
+
+
 class RowBatch:
     """Running sequences by `uid`. A row's cache holds its prompt and every token that `decode` has
     returned for it.
@@ -31,7 +58,7 @@ class RowBatch:
     """
 
     def __init__(self, language_model: Any) -> None:
-        self._language_model = language_model
+        self._tap = _LogitsTap(language_model)
         self._sampler = RowSampler()
         self._batch = self._empty()
 
@@ -45,14 +72,17 @@ class RowBatch:
     def join(self, uid: int, prompt: PromptProcessingBatch, row: SamplerRow) -> None:
         """Run the last prompt token of `uid`, sample its first token and take it among the rows."""
         sampler = RowSampler([row])
-        newcomer = prompt.generate(sampler, _never_stop, compute_logprobs=False)
+        prompt.model = self._tap
+        newcomer = prompt.generate(
+            lambda _: sampler(self._tap.take()), _never_stop, compute_logprobs=False
+        )
         if len(self._batch) == 0:
             self._sampler = sampler
             self._batch = newcomer
         else:
             self._sampler.extend(sampler)
             self._batch.extend(newcomer)
-        self._batch.sampler = self._sampler
+        self._batch.sampler = self._sample
 
     def decode(self) -> list[RowToken]:
         """One token for every row.
@@ -78,10 +108,11 @@ class RowBatch:
             self._batch = self._empty()
         return caches
 
+    def _sample(self, _: mx.array) -> mx.array:
+        return self._sampler(self._tap.take())
+
     def _empty(self) -> GenerationBatch:
-        return GenerationBatch.empty(
-            self._language_model, self._sampler, _never_stop, compute_logprobs=False
-        )
+        return GenerationBatch.empty(self._tap, self._sample, _never_stop, compute_logprobs=False)
 
 
 def _never_stop(token_id: int) -> bool:

@@ -27,10 +27,11 @@ class PendingLogprobs:
 
     @classmethod
     def capture(
-        cls, logprobs: mx.array, tokens: mx.array, wanted: tuple[int | None, ...]
+        cls, logits: mx.array, tokens: mx.array, wanted: tuple[int | None, ...]
     ) -> PendingLogprobs | None:
         if all(k is None for k in wanted):
             return None
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         depth = max(max(k or 0 for k in wanted), 1)
         ids = mx.argpartition(-logprobs, kth=depth - 1, axis=-1)[:, :depth]
         return cls(

@@ -87,8 +87,8 @@ def _first(value: T | None, default: T) -> T:
 
 @dataclass(slots=True, eq=False)
 class RowSampler:
-    """Samples all rows of a batch at once. It is called with the log-softmax of the raw logits,
-    shape (rows, vocab).
+    """Samples all rows of a batch at once. It is called with the model's logits, shape
+    (rows, vocab).
 
     `pending` describes the tokens of the last call, row by row; the batch returns them one step
     later.
@@ -98,11 +98,11 @@ class RowSampler:
     pending: PendingLogprobs | None = None
     _last_tokens: mx.array | None = None
 
-    def __call__(self, logprobs: mx.array) -> mx.array:
-        scores = self._process(logprobs)
-        tokens = sample(scores, self.rows)
+    def __call__(self, logits: mx.array) -> mx.array:
+        logits = logits.astype(mx.float32)
+        tokens = sample(self._process(logits), self.rows)
         self.pending = PendingLogprobs.capture(
-            logprobs, tokens, tuple(row.top_logprobs for row in self.rows)
+            logits, tokens, tuple(row.top_logprobs for row in self.rows)
         )
         self._last_tokens = tokens
         for row in self.rows:
@@ -128,13 +128,13 @@ class RowSampler:
         if self._last_tokens is not None:
             self._last_tokens = self._last_tokens[mx.array(indices)]
 
-    def _process(self, logprobs: mx.array) -> mx.array:
+    def _process(self, logits: mx.array) -> mx.array:
         """Run the processors of the rows that have any; the others stay in the one array."""
         if not any(row.processors for row in self.rows):
-            return logprobs
+            return logits
         scores = []
         for i, row in enumerate(self.rows):
-            one = logprobs[i]
+            one = logits[i]
             last = self._last_tokens[i] if self._last_tokens is not None and row.position else None
             for processor in row.processors:
                 one = processor(one, last)

@@ -1,0 +1,64 @@
+"""What the tests share: the fast BLAS, and tiny checkpoints that are built and loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mlx_server.engine.blas import preload_blas
+
+# before anything imports MLX
+preload_blas()
+
+if TYPE_CHECKING:
+    from mlx_server.engine.loaded_model import LoadedModel
+
+TINY_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next", "qwen3_vl")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS`."""
+    from tests.tiny import checkpoints
+
+    writers: dict[str, Callable[[Path], Path]] = {
+        "llama": checkpoints.tiny_llama,
+        "gemma3": checkpoints.tiny_gemma3,
+        "gemma3_window_8": partial(checkpoints.tiny_gemma3, sliding_window=8),
+        "qwen3_next": checkpoints.tiny_qwen3_next,
+        "qwen3_vl": checkpoints.tiny_qwen3_vl,
+    }
+    root = tmp_path_factory.mktemp("tiny")
+    return cache(lambda name: writers[name](root / name))
+
+
+@pytest.fixture(scope="session")
+def load_tiny(tiny_checkpoint: Callable[[str], Path]) -> Iterator[Callable[[str], LoadedModel]]:
+    """The tiny model of that name, in memory; tests share it, so none may change its weights."""
+    from mlx_server.config import EngineConfig
+    from mlx_server.engine.device import prepare_device
+    from mlx_server.engine.loader import load_checkpoint
+
+    prepare_device()
+
+    @cache
+    def load(name: str) -> LoadedModel:
+        return load_checkpoint(name, tiny_checkpoint(name), EngineConfig())
+
+    yield load
+    load.cache_clear()
+
+
+@pytest.fixture(params=TINY_MODELS)
+def tiny_name(request: pytest.FixtureRequest) -> str:
+    """Every tiny model in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def tiny(tiny_name: str, load_tiny: Callable[[str], LoadedModel]) -> LoadedModel:
+    return load_tiny(tiny_name)
