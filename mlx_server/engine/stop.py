@@ -1,4 +1,6 @@
-"""Stop strings: finds the earliest one in growing text and never lets any part of it out."""
+"""Stop strings: finds the one that is complete first in growing text and never lets any part of it
+out.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ class StopMatcher:
         if self.is_stopped:
             return ""
         self._held += text
-        starts = [at for at in map(self._held.find, self._stop) if at >= 0]
-        if starts:
+        # first by its end, so that the result is the same however the text is cut into pieces
+        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        if found:
             self.is_stopped = True
-            safe, self._held = self._held[: min(starts)], ""
+            _, start = min(found)
+            safe, self._held = self._held[:start], ""
             return safe
         keep = self._length_of_possible_start()
         cut = len(self._held) - keep
