@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 4
+MAX_CHARACTER_TOKENS = 4
 
 
 class _Backend(Protocol):
@@ -23,7 +24,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any, prompt_ids: Sequence[int]) -> None:
         self._backend: _Backend = tokenizer.backend_tokenizer
-        self._window = list(prompt_ids[-CONTEXT_TOKENS:])
+        self._window = self._context(prompt_ids)
         self._num_shown = len(self._window)
         self._shown = self._decode(self._window)
 
@@ -31,7 +32,7 @@ class Detokenizer:
         """The text that `token_id` completes; empty while it ends inside a character."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if len(text) <= len(self._shown) or text.endswith(REPLACEMENT):
+        if text == self._shown or text.endswith(REPLACEMENT):
             return ""
         return self._advance(text)
 
@@ -39,8 +40,20 @@ class Detokenizer:
         """What is whole of the text still held back."""
         return self._advance(self._decode(self._window).rstrip(REPLACEMENT))
 
+    def _context(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The last tokens of the prompt, from where a character begins: some decoders give up all
+        bytes of a run that begins inside of one.
+        """
+        for size in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MAX_CHARACTER_TOKENS):
+            context = list(prompt_ids[-size:])
+            if not self._decode(context).startswith(REPLACEMENT):
+                break
+        return context
+
     def _advance(self, text: str) -> str:
-        new = text[len(self._shown) :]
+        # a prompt can end inside a character, and what stood for its first half is then replaced
+        is_longer = text.startswith(self._shown)
+        new = text[len(self._shown if is_longer else self._shown.rstrip(REPLACEMENT)) :]
         self._window = self._window[self._num_shown :]
         self._num_shown = len(self._window)
         self._shown = self._decode(self._window)
