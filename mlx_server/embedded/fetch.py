@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import logging
 import shutil
+import stat
 import subprocess
 import sys
 import zipfile
@@ -121,9 +122,10 @@ def _num_bytes(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         try:
-            total += path.stat().st_size
+            status = path.stat()
         except FileNotFoundError:
             continue
+        total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 
