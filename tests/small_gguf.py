@@ -122,7 +122,7 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: Array) -> Array:
     stored = weight if num_heads is None else permute(weight, num_heads)
     blocks = quantize(stored, kind)
     writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
-    kept = dequantize(blocks, kind)
+    kept: Array = dequantize(blocks, kind)
     order = np.arange(len(weight), dtype=np.float32)[:, None]
     if num_heads is not None:
         order = permute(order, num_heads)

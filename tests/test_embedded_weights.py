@@ -28,8 +28,8 @@ FORMATS = pytest.mark.parametrize(
 
 def in_mlx(arrays: dict[str, Any], bits: int) -> Any:
     """The values as MLX reads them."""
-    affine = [mx.array(arrays[key]) for key in ("weight", "scales", "biases")]
-    return np.array(mx.dequantize(*affine, group_size=weights.GROUP_SIZE, bits=bits))
+    weight, scales, biases = (mx.array(arrays[key]) for key in ("weight", "scales", "biases"))
+    return np.array(mx.dequantize(weight, scales, biases, group_size=weights.GROUP_SIZE, bits=bits))
 
 
 @FORMATS
