@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.cache import KVCache
+from mlx_vlm.models.cache import ArraysCache, KVCache
 
 KVCaches = list[Any]
 """The caches of one sequence, one for each layer of the model."""
@@ -45,9 +45,14 @@ def materialise(caches: KVCaches) -> None:
 
 def extract(caches: KVCaches, row: int) -> KVCaches:
     """The caches of one row of a batch; a cache that never met another row is that row's own."""
-    return [
-        cache.extract(row)
-        if hasattr(cache, "left_padding") and hasattr(cache, "extract")
-        else cache
-        for cache in caches
-    ]
+    return [_extract_one(cache, row) for cache in caches]
+
+
+def _extract_one(cache: Any, row: int) -> Any:
+    if not (hasattr(cache, "left_padding") and hasattr(cache, "extract")):
+        return cache
+    extracted = cache.extract(row)
+    if isinstance(extracted, ArraysCache):
+        # a mere slice would hold the memory of all rows
+        extracted.state = [mx.contiguous(array) for array in extracted.state]
+    return extracted

@@ -1,0 +1,149 @@
+"""KV state can be copied, taken back and taken apart without changing what it says."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_server.engine.batch import RowBatch
+from mlx_server.engine.kv_caches import (
+    KVCaches,
+    extract,
+    fork,
+    is_trimmable,
+    materialise,
+    num_bytes,
+    trim,
+)
+from mlx_server.engine.loaded_model import LoadedModel
+from tests.test_batch import join, prompt_of
+
+Load = Callable[[str], LoadedModel]
+TOKENS = [10 + i % 40 for i in range(30)]
+# MLX rather keeps a buffer that is larger by so much than to copy what is needed of it
+SHARED_BYTES = 16 << 10
+TEXT_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next")
+
+
+def feed(loaded: LoadedModel, caches: KVCaches, token_ids: list[int]) -> npt.NDArray[np.float32]:
+    """The logits behind the tokens, which `caches` hold from then on."""
+    output = loaded.language_model(mx.array([token_ids]), cache=caches)
+    return np.array(output.logits[0, -1].astype(mx.float32))
+
+
+def filled(loaded: LoadedModel, token_ids: list[int]) -> KVCaches:
+    caches = loaded.make_caches()
+    feed(loaded, caches, token_ids)
+    materialise(caches)
+    return caches
+
+
+def contents(caches: KVCaches) -> list[npt.NDArray[np.float32]]:
+    return [np.array(array) for _, array in tree_flatten([cache.state for cache in caches])]
+
+
+def same(left: KVCaches, right: list[npt.NDArray[np.float32]]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(contents(left), right, strict=True))
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_a_fork_goes_its_own_way(load_tiny: Load, name: str) -> None:
+    loaded = load_tiny(name)
+    caches = filled(loaded, TOKENS[:20])
+    before = contents(caches)
+    copy = fork(caches)
+    assert same(copy, before)
+    for token_id in TOKENS[20:24]:
+        feed(loaded, copy, [token_id])
+    feed(loaded, copy, TOKENS[24:])
+    assert same(caches, before)
+    assert not any(map(np.array_equal, contents(copy), before))
+    assert np.allclose(
+        feed(loaded, caches, TOKENS[20:]), feed(loaded, filled(loaded, TOKENS[:20]), TOKENS[20:])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "expected"),
+    [
+        ("llama", 1, True),
+        ("llama", 30, True),
+        ("gemma3", 30, True),
+        ("gemma3_window_8", 7, True),
+        ("gemma3_window_8", 8, False),
+        ("gemma3_window_8", 9, False),
+        ("gemma3_window_8", 30, False),
+        ("qwen3_next", 1, False),
+        ("qwen3_next", 30, False),
+    ],
+)
+def test_only_state_that_keeps_all_positions_can_go_back(
+    load_tiny: Load, name: str, num_tokens: int, expected: bool
+) -> None:
+    loaded = load_tiny(name)
+    assert is_trimmable(filled(loaded, TOKENS[:num_tokens])) is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens"), [("llama", 30), ("gemma3", 30), ("gemma3_window_8", 7)]
+)
+@pytest.mark.parametrize("num_taken_back", [0, 1, 5])
+def test_what_was_taken_back_was_never_there(
+    load_tiny: Load, name: str, num_tokens: int, num_taken_back: int
+) -> None:
+    loaded = load_tiny(name)
+    rest = num_tokens - num_taken_back
+    caches = fork(filled(loaded, TOKENS[:num_tokens]))
+    trim(caches, num_taken_back)
+    assert {cache.offset for cache in caches} == {rest}
+    other = [60, 61, 62, 63, 64, 65]
+    fresh = filled(loaded, TOKENS[:rest])
+    for token_id in other[:2]:
+        one, two = feed(loaded, caches, [token_id]), feed(loaded, fresh, [token_id])
+        assert np.allclose(one, two, atol=1e-4)
+    assert np.allclose(feed(loaded, caches, other), feed(loaded, fresh, other), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_bytes_are_those_of_all_arrays(load_tiny: Load, name: str) -> None:
+    loaded = load_tiny(name)
+    caches = filled(loaded, TOKENS)
+    arrays = [
+        array
+        for cache in caches
+        for array in ((cache.keys, cache.values) if hasattr(cache, "keys") else cache.state)
+    ]
+    assert num_bytes(caches) == sum(array.nbytes for array in arrays) > 0
+    assert num_bytes(loaded.make_caches()) == 0
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_the_caches_of_one_sequence_are_those_of_its_only_row(load_tiny: Load, name: str) -> None:
+    loaded = load_tiny(name)
+    caches = filled(loaded, TOKENS)
+    assert same(extract(caches, 0), contents(caches))
+
+
+def test_a_row_that_leaves_a_batch_holds_no_memory_of_the_others(load_tiny: Load) -> None:
+    loaded = load_tiny("qwen3_next")
+    prompt = prompt_of(loaded, "hello")
+    join(loaded, RowBatch(loaded.language_model), 0, prompt)
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    batch = RowBatch(loaded.language_model)
+    for uid in range(32):
+        join(loaded, batch, uid, prompt)
+    caches = batch.release(3)
+    materialise(caches)
+    del batch
+    gc.collect()
+    mx.clear_cache()
+    held = mx.get_active_memory() - before
+    assert held < num_bytes(caches) + len(contents(caches)) * SHARED_BYTES
