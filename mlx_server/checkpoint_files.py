@@ -82,6 +82,11 @@ def weight_names(folder: Path) -> frozenset[str]:
     return frozenset(_header(folder / "model.safetensors"))
 
 
+def weight_bytes(folder: Path) -> int:
+    """The size of the weight files."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def _header(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:

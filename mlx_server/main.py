@@ -163,12 +163,16 @@ async def serve(config: ServerConfig, engine: Engine, listening: socket.socket) 
 
 async def announce(server: Server, config: ServerConfig, listening: socket.socket) -> None:
     """Say how to reach the server once its first model is loaded; stop it if that has failed."""
-    while (status := server.engine.status()).load_error is None:
-        if server.started and status.model is not None:
-            needs_key = config.api_key is not None
-            print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
-            return
-        await asyncio.sleep(POLL_S)
+    with TerminalProgress() as report:
+        while (status := server.engine.status()).load_error is None:
+            if total := status.num_bytes_to_load:
+                done = total if status.model else min(status.active_memory_bytes, total - 1)
+                report("load", done, total)
+            if server.started and status.model is not None:
+                needs_key = config.api_key is not None
+                print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
+                return
+            await asyncio.sleep(POLL_S)
     print(model_failed(config.models[0], status.load_error), file=sys.stderr)
     server.exit_status = 1
     server.should_exit = True

@@ -32,3 +32,8 @@ def memory_size() -> int:
     """Bytes of memory of the device; a CPU's is the machine's, of which MLX does not tell."""
     on_device = mx.device_info().get("memory_size")
     return int(on_device or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def active_memory_bytes() -> int:
+    """What MLX holds now; any thread may ask."""
+    return int(mx.get_active_memory())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mlx_server.catalog import Catalog, ModelEntry
 from mlx_server.config import EngineConfig
+from mlx_server.engine.device import active_memory_bytes
 from mlx_server.engine.loader import Load, load_checkpoint
 from mlx_server.engine.media import LoadedImage, load_images
 from mlx_server.engine.scheduler import Scheduler
@@ -74,8 +75,12 @@ class Engine:
 
     def status(self) -> EngineStatus:
         status = self._worker.status
-        # the thread hears of new requests only between two steps
-        return replace(status, num_waiting=max(len(self._channels) - status.num_running, 0))
+        # the thread hears of new requests, and tells of its memory, only between two steps
+        return replace(
+            status,
+            num_waiting=max(len(self._channels) - status.num_running, 0),
+            active_memory_bytes=active_memory_bytes(),
+        )
 
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of the request, up to the last Delta of each of its `n` sequences.

@@ -72,7 +72,7 @@ class PrefixCache:
         """Keep `caches`, which hold exactly the positions of `keys`, and now belong to the prefix
         cache.
         """
-        if len(keys) == 0 or self.max_bytes == 0:
+        if len(keys) == 0 or self.max_bytes == 0 or self._is_served(keys):
             return
         materialise(caches)
         entry = _Entry(keys, caches, num_bytes(caches))
@@ -88,6 +88,15 @@ class PrefixCache:
     def clear(self) -> None:
         self._entries.clear()
         self.num_bytes = 0
+
+    def _is_served(self, keys: Keys) -> bool:
+        """Whether a longer entry that can be trimmed back holds these positions as well."""
+        for entry_id, entry in self._entries.items():
+            holds_them = _common_length(entry.keys, keys) == len(keys) < len(entry.keys)
+            if holds_them and is_trimmable(entry.caches):
+                self._entries.move_to_end(entry_id)
+                return True
+        return False
 
     def _drop_covered_by(self, new: _Entry) -> None:
         """Forget entries that `new` serves as well: equal ones, and shorter ones if `new` can be

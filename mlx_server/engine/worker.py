@@ -14,6 +14,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
 from mlx_server.engine.scheduler import LoadStep, PrefillStep, Scheduler, Step
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
@@ -60,6 +61,7 @@ class Worker:
         self._is_stopping = False
         self._loading: str | None = None
         self._load_error: str | None = None
+        self._num_bytes_to_load = 0
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self.status = EngineStatus()
 
@@ -148,9 +150,11 @@ class Worker:
         for sequence in self._scheduler.waiting_for(model):
             self._emit(sequence, Progress("loading"))
         self._load_error = None
+        path = self._locate(model)
+        self._num_bytes_to_load = weight_bytes(path)
         self._flush()
         try:
-            self._slot.swap(model, self._locate(model))
+            self._slot.swap(model, path)
         except ServerError as error:
             self._load_error = error.message
             raise
@@ -218,8 +222,8 @@ class Worker:
             model=self._slot.model_id,
             loading=self._loading,
             load_error=self._load_error,
+            num_bytes_to_load=self._num_bytes_to_load,
             num_running=self._scheduler.num_running,
-            active_memory_bytes=mx.get_active_memory(),
         )
         if self._outbox:
             outbox, self._outbox = self._outbox, []
