@@ -1,10 +1,6 @@
 #!/usr/bin/env bash
 # Serve a model: ./run.sh [gemma|qwen|smollm2|REPO|PATH] [options of the server ...]
 set -eu
-# the caller's folder, against which a relative model path is meant
-from=$PWD
-cd "$(dirname "$0")"
-. scripts/setup.sh
 
 model=gemma
 case "${1-}" in
@@ -14,10 +10,12 @@ case "${1-}" in
         shift
         ;;
 esac
-case "$model" in
-    /*) ;;
-    *) if [ -f "$from/$model/config.json" ]; then model=$from/$model; fi ;;
-esac
 
+# Paths among the arguments are relative to the caller's folder.
+from=$PWD
+cd "$(dirname "$0")"
+root=$PWD
+. scripts/setup.sh
 set_up ""
-exec "$PYTHON" -m mlx_server.main --model "$model" "$@"
+cd "$from"
+exec "$root/$PYTHON" -P -m mlx_server.main --model "$model" "$@"

@@ -1,7 +1,8 @@
-# Sourced by run.sh and scripts/test from the project's root: makes .venv or brings it up to date.
-# set_up EXTRAS, where EXTRAS is "" or "[dev]". Leaves PYTHON as the interpreter to run.
+# Sourced by run.sh, scripts/check and scripts/test with the project's root as the current folder.
+# set_up EXTRAS, which is "" or "[dev]", makes .venv or brings it up to date.
 
 PYTHON=.venv/bin/python
+STAMP=.venv/installed
 
 find_python() {
     for candidate in python3.13 python3.12 python3.11 python3 python; do
@@ -10,21 +11,22 @@ find_python() {
             return
         fi
     done
-    echo "mlx_server needs Python 3.11 or newer, and none was found on the PATH." >&2
+    echo "mlx_server needs Python 3.11 or newer, and the PATH has none. Install it" \
+        "(on macOS: brew install python; on Debian: apt-get install python3-venv) and try again." >&2
     return 1
 }
 
 make_venv() {
+    local python
     rm -rf .venv
     if command -v uv >/dev/null 2>&1; then
-        uv venv --quiet --python '>=3.11' .venv
-    else
-        local python
-        python=$(find_python) || return 1
-        "$python" -m venv .venv || {
-            echo "Python's venv module does not work; on Debian: apt-get install python3-venv" >&2
-            return 1
-        }
+        uv venv --quiet --seed --python '>=3.11' .venv
+        return
+    fi
+    python=$(find_python) || return 1
+    if ! "$python" -m venv .venv; then
+        echo "Python's venv module does not work; on Debian: apt-get install python3-venv" >&2
+        return 1
     fi
 }
 
@@ -36,20 +38,21 @@ install_project() {
     fi
 }
 
-# The stamp is written last, so an interrupted installation is taken up again and never trusted.
+# The stamp is away while packages are installed: without it .venv is half-made and not used again.
 set_up() {
-    local extras=$1 stamp wanted
-    stamp=.venv/installed$extras
-    wanted=$(cksum <pyproject.toml) || return 1
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && "$PYTHON" -c '' 2>/dev/null; then
-        return
-    fi
-    if [ ! -f .venv/made ] || ! "$PYTHON" -c '' 2>/dev/null; then
+    local extras=$1 state wanted
+    wanted="$(cksum <pyproject.toml) $PWD"
+    state=$(cat "$STAMP" 2>/dev/null) || state=
+    "$PYTHON" -c '' 2>/dev/null || state=
+    case $state in
+        "$wanted $extras" | "$wanted [dev]") return ;;
+    esac
+    if [ -z "$state" ]; then
         echo "Making .venv ..." >&2
         make_venv || return 1
-        touch .venv/made
     fi
-    echo "Installing mlx_server and its dependencies into .venv ..." >&2
+    rm -f "$STAMP"
+    echo "Installing mlx_server and what it needs into .venv; the first time takes minutes ..." >&2
     install_project "$extras" || return 1
-    echo "$wanted" >"$stamp"
+    echo "$wanted $extras" >"$STAMP"
 }
