@@ -113,8 +113,12 @@ def test_progress_follows_the_bytes_that_have_arrived(fake: FakePackage, tmp_pat
 def test_an_interrupt_ends_the_client_as_well(fake: FakePackage, tmp_path: Path) -> None:
     wait = (
         "import os, signal, sys\n"
-        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "from pathlib import Path\n"
+        "running = Path(sys.argv[1])\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGALRM, lambda *_: running.write_text('left alone'))\n"
+        "running.write_text(str(os.getpid()))\n"
+        "signal.alarm(10)\n"
         "signal.pause()\n"
     )
     running = tmp_path / "running"

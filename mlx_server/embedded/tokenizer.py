@@ -26,7 +26,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     types = metadata["tokenizer.ggml.token_type"]
     tokenizer.add_special_tokens(
         [
-            AddedToken(token, normalized=False, special=True)
+            AddedToken(token, normalized=False)
             for token, kind in zip(tokens, types, strict=True)
             if kind == CONTROL_TOKEN
         ]
