@@ -9,14 +9,17 @@ from mlx_vlm.generate.ar import PromptProcessingBatch
 
 from mlx_server.engine.kv_caches import KVCaches, fork
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.prefix_cache import PrefixCache
+from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
 from mlx_server.engine.prompt import PreparedPrompt
 
 NO_LIMIT = 1 << 62
 
 
 class Prefill:
-    """Runs all prompt tokens but the last, which `RowBatch.join` runs to sample the first token."""
+    """Runs all prompt tokens but the last, which `RowBatch.join` runs to sample the first token.
+
+    A prompt that its model must see whole is left to `join` altogether.
+    """
 
     def __init__(
         self,
@@ -31,17 +34,14 @@ class Prefill:
         self.prompt = prompt
         self._prefix_cache = prefix_cache
         self._step_size = step_size
-        match = prefix_cache.match(prompt.keys)
-        if match is not None and not _can_start_warm(loaded, prompt):
-            match = None
-        self.num_cached_tokens = match.num_tokens if match else 0
-        self.num_done = self.num_cached_tokens
-        self._caches = match.caches if match else loaded.make_caches()
-        self.batch = self._make_batch(loaded)
+        can_start_warm = not prompt.inputs or loaded.is_warm_vision
+        self._begin(loaded, prefix_cache.match(prompt.keys) if can_start_warm else None)
+        if self._is_whole and self.num_cached_tokens:
+            self._begin(loaded, None)
 
     @property
     def is_done(self) -> bool:
-        return self.num_done >= len(self.prompt) - 1
+        return self._is_whole or self.num_done >= len(self.prompt) - 1
 
     @property
     def caches(self) -> KVCaches:
@@ -59,6 +59,14 @@ class Prefill:
         if self.num_done in self.prompt.checkpoints:
             self._prefix_cache.insert(self.prompt.keys[: self.num_done], fork(self._caches))
 
+    def _begin(self, loaded: LoadedModel, match: PrefixMatch | None) -> None:
+        self.num_cached_tokens = match.num_tokens if match else 0
+        self.num_done = self.num_cached_tokens
+        self._caches = match.caches if match else loaded.make_caches()
+        self.batch = self._make_batch(loaded)
+        # mlx_vlm asks the model whether it may be given the prompt in chunks
+        self._is_whole = self.batch.prefill_step_size is None
+
     def _make_batch(self, loaded: LoadedModel) -> PromptProcessingBatch:
         embeddings, kwargs = _embed(loaded, self.prompt, self.num_cached_tokens)
         return PromptProcessingBatch(
@@ -71,10 +79,6 @@ class Prefill:
             prefill_step_size=self._step_size,
             warm_cache=self._caches,
         )
-
-
-def _can_start_warm(loaded: LoadedModel, prompt: PreparedPrompt) -> bool:
-    return not prompt.inputs or loaded.is_warm_vision
 
 
 def _embed(
@@ -107,5 +111,10 @@ def _embed_with_images(
     ids = mx.array([prompt.token_ids])
     features = loaded.model.get_input_embeddings(ids, pixels, mask=mask, **raw).to_dict()
     embeddings = features.pop("inputs_embeds")
+    features = {name: value for name, value in features.items() if value is not None}
+    if "deepstack_visual_embeds" in features:
+        # The model finds the features of a chunk's images by the mask of the whole prompt, which
+        # mlx_vlm would cut to the chunk if it had the length of the prompt.
+        features["visual_pos_masks"] = mx.pad(features["visual_pos_masks"], [(0, 0), (0, 1)])
     # the language model itself cuts positions and masks of the whole prompt to its chunk
-    return embeddings[:, start:], {**raw, **{k: v for k, v in features.items() if v is not None}}
+    return embeddings[:, start:], {**raw, **features}

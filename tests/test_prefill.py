@@ -1,0 +1,208 @@
+"""A prompt gives the same logits in any number of chunks, from any place where it may begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mlx_server.config import EngineConfig
+from mlx_server.engine.batch import RowBatch
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.prefill import Prefill
+from mlx_server.engine.prefix_cache import PrefixCache
+from mlx_server.engine.prompt import PreparedPrompt, prepare
+from mlx_server.engine.sampling import SamplingDefaults, make_row
+from mlx_server.engine.sequence import ChatPrompt, RawPrompt, SamplingParams
+from tests.engine_runs import assistant, picture, system, user
+from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+
+Load = Callable[[str], LoadedModel]
+PLENTY = 1 << 30
+LONG = "a question that is long enough for many chunks"
+VISION = ("gemma3", "gemma3_window_8", "qwen3_vl")
+
+
+def with_images(loaded: LoadedModel) -> PreparedPrompt:
+    """Two pictures in two turns, where the model can see them."""
+    num = int(loaded.has_vision)
+    turns = (user("what is it?", num), assistant("a box"), user("and this?", num))
+    return prepare(loaded, ChatPrompt(turns), [picture("red"), picture("blue")][: 2 * num])
+
+
+def begin(
+    loaded: LoadedModel,
+    prompt: PreparedPrompt,
+    cache: PrefixCache | None = None,
+    step_size: int = 4096,
+) -> Prefill:
+    return Prefill(
+        loaded, 0, prompt, PrefixCache(0) if cache is None else cache, step_size=step_size
+    )
+
+
+def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
+    """The log-probabilities of all tokens at the first place of the answer and at the second."""
+    while not prefill.is_done:
+        prefill.step()
+    batch = RowBatch(loaded.language_model)
+    row = make_row(
+        SamplingParams(temperature=0.0),
+        SamplingDefaults(),
+        seed=0,
+        prompt_ids=[],
+        vocab_size=loaded.vocab_size,
+        top_logprobs=loaded.vocab_size,
+    )
+    batch.join(0, prefill.batch, row)
+    both = []
+    for _ in range(2):
+        (token,) = batch.decode()
+        assert token.logprobs is not None
+        by_id = dict(token.logprobs.top)
+        both.append([by_id[i] for i in range(loaded.vocab_size)])
+    return np.array(both)
+
+
+def in_one_piece(loaded: LoadedModel, prompt: PreparedPrompt) -> npt.NDArray[np.float64]:
+    return finish(loaded, begin(loaded, prompt))
+
+
+@pytest.mark.parametrize("step_size", [1, 7, 33])
+def test_chunks_of_any_size_give_the_same_logits(tiny: LoadedModel, step_size: int) -> None:
+    prompt = with_images(tiny)
+    chunked = finish(tiny, begin(tiny, prompt, step_size=step_size))
+    np.testing.assert_allclose(chunked, in_one_piece(tiny, prompt), atol=2e-3)
+
+
+def test_a_prefill_that_begins_anywhere_in_the_prompt_gives_the_same_logits(
+    tiny: LoadedModel,
+) -> None:
+    prompt = with_images(tiny)
+    want = in_one_piece(tiny, prompt)
+    for start in range(1, len(prompt), 5):
+        cache = PrefixCache(PLENTY)
+        first = begin(tiny, prompt, step_size=start)
+        first.step()
+        cache.insert(prompt.keys[: first.num_done], first.caches)
+        warm = begin(tiny, prompt, cache, step_size=11)
+        assert warm.num_cached_tokens == first.num_done > 0
+        np.testing.assert_allclose(finish(tiny, warm), want, atol=2e-3, err_msg=f"from {start}")
+
+
+def test_the_last_token_is_left_for_the_batch(load_tiny: Load) -> None:
+    loaded = load_tiny("llama")
+    prompt = prepare(loaded, RawPrompt("abcdefghij"), [])
+    prefill = begin(loaded, prompt, step_size=4)
+    done = []
+    while not prefill.is_done:
+        prefill.step()
+        done.append(prefill.num_done)
+        assert {cache.offset for cache in prefill.caches} == {prefill.num_done}
+    assert done == [4, 8, 9]
+
+
+def test_a_prompt_of_one_token_needs_no_step(load_tiny: Load) -> None:
+    loaded = load_tiny("llama")
+    assert begin(loaded, prepare(loaded, RawPrompt((5,)), [])).is_done
+
+
+def test_chunks_end_at_the_checkpoints_and_leave_copies_there(load_tiny: Load) -> None:
+    loaded = load_tiny("qwen3_next")
+    prompt = prepare(loaded, ChatPrompt((system("be a box"), user(LONG))), [])
+    prompt = replace(prompt, checkpoints=(5, 6, 30, len(prompt) - 1))
+    cache = PrefixCache(PLENTY)
+    prefill = begin(loaded, prompt, cache, step_size=16)
+    done = []
+    while not prefill.is_done:
+        prefill.step()
+        done.append(prefill.num_done)
+    assert [n for n in done if n in prompt.checkpoints] == list(prompt.checkpoints)
+    assert max(np.diff([0, *done])) <= 16
+    finish(loaded, prefill)
+    assert len(cache) == 4
+    for place in prompt.checkpoints:
+        other = np.concatenate([prompt.keys[:place], [1, 1]])
+        match = cache.match(other)
+        assert match is not None
+        assert match.num_tokens == place
+        assert match.caches[3].offset == place
+
+
+def test_a_checkpoint_that_was_met_before_is_not_run_again(load_tiny: Load) -> None:
+    loaded = load_tiny("qwen3_next")
+    prompt = prepare(loaded, ChatPrompt((user(LONG),)), [])
+    cache = PrefixCache(PLENTY)
+    finish(loaded, begin(loaded, prompt, cache))
+    again = begin(loaded, prompt, cache)
+    assert again.num_cached_tokens == len(prompt) - 1
+    assert again.is_done
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_families_not_known_to_begin_behind_a_picture_start_cold(
+    load_tiny: Load, name: str
+) -> None:
+    loaded = load_tiny(name)
+    prompt = with_images(loaded)
+    cache = PrefixCache(PLENTY)
+    finish(loaded, begin(loaded, prompt, cache))
+    first = begin(loaded, prompt, step_size=9)
+    first.step()
+    cache.insert(prompt.keys[:9], first.caches)
+    stranger = replace(loaded, model_type="other")
+    assert begin(stranger, prompt, cache).num_cached_tokens == 0
+    text = prepare(loaded, ChatPrompt((user("what is it?"),)), [])
+    finish(loaded, begin(loaded, text, cache))
+    cache.insert(text.keys[:9], begin_and_step(loaded, text, 9))
+    assert begin(stranger, text, cache).num_cached_tokens > 0
+
+
+def begin_and_step(loaded: LoadedModel, prompt: PreparedPrompt, num: int) -> list[object]:
+    prefill = begin(loaded, prompt, step_size=num)
+    prefill.step()
+    return prefill.caches
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_the_vision_tower_runs_only_for_pictures_that_are_not_cached(
+    load_tiny: Load, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_tiny(name)
+    prompt = with_images(loaded)
+    cache = PrefixCache(PLENTY)
+    last_image_token = max(
+        i for i, token in enumerate(prompt.token_ids) if token == loaded.image_token_id
+    )
+    state = begin_and_step(loaded, prompt, last_image_token + 1)
+    cache.insert(prompt.keys[: last_image_token + 1], state)
+    seen: list[object] = []
+    embed = type(loaded.model).get_input_embeddings
+
+    def watch(self: object, ids: mx.array, pixels: object = None, **kwargs: object) -> object:
+        seen.append(pixels)
+        return embed(self, ids, pixels, **kwargs)
+
+    monkeypatch.setattr(type(loaded.model), "get_input_embeddings", watch)
+    begin(loaded, prompt, cache)
+    assert seen == [None]
+    begin(loaded, prompt)
+    assert seen[1] is not None
+
+
+def test_models_that_must_see_the_prompt_whole_get_it_in_one_piece(tmp_path: Path) -> None:
+    path = write_scripted_checkpoint(tmp_path / "m")
+    loaded = ScriptedLoader(m=Script())("m", path, EngineConfig())
+    loaded.language_model.no_chunked_prefill = True
+    prompt = prepare(loaded, RawPrompt("abcdefghij"), [])
+    cache = PrefixCache(PLENTY)
+    prefill = begin(loaded, prompt, cache, step_size=4)
+    assert prefill.is_done, "the batch runs all of it"
+    finish(loaded, prefill)
+    cache.insert(prompt.keys[:5], loaded.make_caches())
+    assert begin(loaded, prompt, cache).num_cached_tokens == 0
