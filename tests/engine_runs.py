@@ -143,10 +143,11 @@ def run_alone(loaded: LoadedModel, sequence: Sequence) -> Answer:
 def first_difference(answer: Answer, fresh: Answer) -> float | None:
     """How far apart the two best logits are where the answers part; None if they never do.
 
-    After that place nothing can be compared.
+    After that place nothing can be compared; up to there the numbers must agree as well.
     """
     for ours, theirs in itertools.zip_longest(answer.logprobs, fresh.logprobs):
         if ours is None or theirs is None or ours.token_bytes != theirs.token_bytes:
             known = theirs or ours
             return known.top[0].logprob - known.top[1].logprob
+        assert abs(ours.logprob - theirs.logprob) < TIE
     return None
