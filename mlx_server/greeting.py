@@ -33,11 +33,11 @@ def greeting(url: str, model: str, *, needs_key: bool) -> str:
 
 def model_missing(model: str, reason: str) -> str:
     """Three lines: that the model cannot be had, why, and what to do."""
+    small = "" if model == "smollm2" else "Run ./run.sh smollm2 for a small model without a hub. "
     return (
         f"The model {model} cannot be had, and so the server does not start.\n"
         f"{' '.join(reason.split())}\n"
-        "Run ./run.sh smollm2 for a small model that needs no hub, or name another one, by its "
-        "folder or alias, with --model."
+        f"{small}Any other model may be named, by its folder or alias, with --model."
     )
 
 

@@ -50,6 +50,11 @@ def test_the_reason_why_a_model_is_missing_is_one_line_of_three() -> None:
     text = model_missing("gemma", "The hub\ncannot be\n  reached.")
     assert text.splitlines()[1] == "The hub cannot be reached."
     assert len(text.splitlines()) == 3
+    assert "./run.sh smollm2" in text
+
+
+def test_the_small_model_is_no_advice_where_it_is_what_is_missing() -> None:
+    assert "./run.sh smollm2" not in model_missing("smollm2", "No package index.")
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Engine:
         that cannot see. Closing the generator aborts the request.
         """
         if self._is_closed or not self.status().healthy:
-            raise EngineStopped("The engine has stopped.")
+            raise stopped()
         entry = self._resolve(request.model)
         images = image_parts(request)
         if entry.is_cached:
@@ -148,6 +148,8 @@ class Engine:
 
         def report(stage: str, done: int, total: int) -> None:
             nonlocal progress
+            if self._is_closed:
+                raise stopped()
             progress = Progress("loading", done, total)
 
         async with self._downloads.setdefault(entry.id, asyncio.Lock()):
@@ -220,3 +222,7 @@ def refuse_blind(entry: ModelEntry, images: list[ImagePart]) -> None:
             "This model reads text only. Leave the image out or name a model with vision.",
             param=images[0].param,
         )
+
+
+def stopped() -> EngineStopped:
+    return EngineStopped("The server is shutting down.")

@@ -75,8 +75,9 @@ def _prepare_for_cpu(model: Any, dtype: str) -> None:
     """A CPU's half-precision and quantised kernels are many times slower than float32 products."""
     if dtype == "checkpoint":
         return
-    dequantize_model(model)
+    # scales first: the products of half-precision scales would be rounded before they are widened
     model.set_dtype(getattr(mx, dtype))
+    dequantize_model(model)
     mx.eval(model.parameters())
     mx.clear_cache()
 
