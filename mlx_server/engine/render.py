@@ -36,6 +36,15 @@ RESERVED_KWARGS = frozenset(
     }
 )
 MAX_TEMPLATE_MESSAGE = 200
+# What the code of a template can raise beside jinja2's own errors.
+TEMPLATE_FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 STRING_TEST = re.compile(r"is (not )?string")
 
 
@@ -58,7 +67,7 @@ def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
     except jinja2.TemplateError as error:
         if prompt.messages[0].role != "system":
             raise _refused(error) from error
-    except (TypeError, ValueError, KeyError) as error:
+    except TEMPLATE_FAILURES as error:
         raise _refused(error) from error
     return _render_without_system_role(loaded, prompt)
 
@@ -67,7 +76,7 @@ def _render_without_system_role(loaded: LoadedModel, prompt: ChatPrompt) -> str:
     """Some templates know no system role: their system text opens the first user turn."""
     try:
         return _apply(loaded, merge_system_into_user(prompt))
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+    except (jinja2.TemplateError, *TEMPLATE_FAILURES) as error:
         raise _refused(error) from error
 
 
