@@ -11,6 +11,7 @@ from mlx_vlm.utils import prepare_inputs
 
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.media import LoadedImage
+from mlx_server.engine.media_marks import refuse_spelled_marks
 from mlx_server.engine.prefix_cache import Keys
 from mlx_server.engine.render import render
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt, TextPart
@@ -85,6 +86,7 @@ def _first_token(loaded: LoadedModel) -> int:
 def _prepare_with_images(
     loaded: LoadedModel, prompt: ChatPrompt, text: str, images: Sequence[LoadedImage]
 ) -> PreparedPrompt:
+    refuse_spelled_marks(loaded, prompt)
     try:
         inputs = prepare_inputs(
             loaded.processor,
@@ -96,7 +98,7 @@ def _prepare_with_images(
     except (ValueError, IndexError, TypeError) as error:
         raise InvalidRequest(
             "The model's processor refused the images. Change pictures that are very long and "
-            "narrow, and text that spells the model's own image placeholder.",
+            "narrow.",
             param="messages",
         ) from error
     token_ids: list[int] = inputs["input_ids"][0].tolist()
