@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.25
 MAX_REASON = 200
+ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[^\s'\":,;()]+/)+[^\s'\":,;()]*")
 
 
 class ModelSlot:
@@ -86,5 +88,5 @@ def describe(error: Exception, path: Path) -> str:
     """One line of what went wrong, without the machine's paths."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
-    first = first.replace(str(path), "the checkpoint")[:MAX_REASON]
+    first = ABSOLUTE_PATH.sub("a file", first.replace(str(path), "the checkpoint"))[:MAX_REASON]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
