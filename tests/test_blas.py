@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,21 @@ from mlx_server.engine import blas
 
 ROOT = Path(__file__).parent.parent
 
+PRELOAD_BUNDLED = (
+    "from mlx_server.engine import blas\n"
+    "blas.SYSTEM_LIBRARY = 'libnosuchblas.so.0'\n"
+    "print(blas.preload_blas())\n"
+)
+
+NOTHING = Path("/nonexistent")
+
 needs_library = pytest.mark.skipif(
     sys.platform != "linux" or not list(blas._bundled_libraries()),
     reason="no OpenBLAS comes with the dependencies on this system",
+)
+
+needs_avx512 = pytest.mark.skipif(
+    not blas.has_avx512(blas.PROCESSOR_INFO), reason="this processor has no AVX-512"
 )
 
 
@@ -108,6 +121,38 @@ def test_loading_twice_is_harmless() -> None:
     assert "OpenBLAS" in run(code)
 
 
+@needs_library
+@needs_avx512
+def test_the_bundled_library_uses_the_processors_avx512() -> None:
+    assert " SkylakeX " in run(PRELOAD_BUNDLED)
+
+
+@needs_library
+@needs_avx512
+def test_what_the_user_says_of_the_processor_stays() -> None:
+    assert " Haswell " in run(PRELOAD_BUNDLED, OPENBLAS_CORETYPE="Haswell")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512dq avx512cd avx512bw avx512vl\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512cd avx512er avx512pf\n", False),
+        ("flags\t\t: fpu avx2\n", False),
+        ("Features\t: fp asimd sve\n", False),
+    ],
+    ids=["all of it", "another kind", "none", "an ARM"],
+)
+def test_avx512_is_there_if_all_of_it_is(lines: str, expected: bool, tmp_path: Path) -> None:
+    processor_info = tmp_path / "cpuinfo"
+    processor_info.write_text(f"processor\t: 0\n{lines}")
+    assert blas.has_avx512(processor_info) is expected
+
+
+def test_a_system_that_tells_nothing_of_its_processor_has_no_avx512(tmp_path: Path) -> None:
+    assert blas.has_avx512(tmp_path / "missing") is False
+
+
 def test_nothing_is_loaded_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert blas.preload_blas() is None
@@ -130,6 +175,7 @@ def test_without_any_library_mlx_keeps_its_own_and_the_log_says_what_to_install(
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     monkeypatch.setattr(blas, "SYSTEM_LIBRARY", "libnosuchblas.so.0")
     monkeypatch.setattr(blas, "BUNDLED_WITH", "no-such-package")
+    monkeypatch.setattr(blas, "PROCESSOR_INFO", NOTHING)
     assert blas.preload_blas() == blas.NO_LIBRARY
 
 
@@ -138,6 +184,7 @@ def test_a_library_without_the_functions_is_passed_over(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
     monkeypatch.setattr(blas, "SYSTEM_LIBRARY", "libm.so.6")
     monkeypatch.setattr(blas, "BUNDLED_WITH", "no-such-package")
+    monkeypatch.setattr(blas, "PROCESSOR_INFO", NOTHING)
     assert blas.preload_blas() == blas.NO_LIBRARY
 
 
@@ -163,9 +210,18 @@ def test_a_library_is_right_if_it_agrees_with_numpy(library: ScriptedBlas, expec
         (2, {1: 1.0, 2: 0.95}, 1),
         (3, {1: 1.0, 2: 0.6}, 2),
         (8, {1: 1.0, 2: 0.6, 4: 0.4, 8: 0.5}, 4),
+        (4, {1: 1.0, 2: 0.95, 4: 0.6}, 4),
         (64, {1: 1.6, 2: 0.8, 4: 0.4, 8: 0.2, 16: 0.1}, 16),
     ],
-    ids=["one core", "both help", "too little", "odd", "past the best", "no more than the limit"],
+    ids=[
+        "one core",
+        "both help",
+        "too little",
+        "odd",
+        "past the best",
+        "only all help",
+        "no more than the limit",
+    ],
 )
 def test_the_number_of_threads_is_the_fastest_one(
     num_processors: int,
@@ -174,12 +230,31 @@ def test_the_number_of_threads_is_the_fastest_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library = ScriptedBlas(num_processors)
-    monkeypatch.setattr(blas, "_time", lambda _, num_threads: seconds[num_threads])
+    monkeypatch.setattr(
+        blas, "_shortest_times", lambda _, candidates: {n: seconds[n] for n in candidates}
+    )
     assert blas.best_num_threads(library) == expected
     assert library.num_threads == expected
 
 
+def test_a_moment_of_other_programs_does_not_decide_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    num_calls = 0
+
+    def run_on_a_busy_machine(library: ScriptedBlas, rows: blas.Matrix, _: blas.Matrix) -> None:
+        nonlocal now, num_calls
+        num_calls += 1
+        is_alone = num_calls % 5 == 0
+        now += len(rows) / library.num_threads * (1 if is_alone else 10 * library.num_threads)
+
+    monkeypatch.setattr(blas, "_linear", run_on_a_busy_machine)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    assert blas.best_num_threads(ScriptedBlas(num_processors=2)) == 2
+
+
 def test_threads_are_timed_with_the_number_that_is_asked_for() -> None:
     library = ScriptedBlas(num_processors=4)
-    blas._time(library, 3)
+    blas._shortest_times(library, [3])
     assert set(library.used) == {3}

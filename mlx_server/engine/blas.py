@@ -7,6 +7,7 @@ Of MLX this module knows no more than the names of its packages and the product 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -22,14 +23,21 @@ SYSTEM_LIBRARY = "libopenblas.so.0"
 # mlx_vlm depends on it, and its wheels for Linux bring an OpenBLAS along.
 BUNDLED_WITH = "opencv-python"
 
+# The bundled OpenBLAS takes processors younger than itself for older ones without AVX-512.
+CORE_VARIABLE, AVX512_CORE = b"OPENBLAS_CORETYPE", b"SkylakeX"
+AVX512_FLAGS = frozenset({"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"})
+PROCESSOR_INFO = Path("/proc/cpuinfo")
+
 ROW_MAJOR, AS_IT_IS, TRANSPOSED = 101, 111, 112
 
 # Rows of a chunk of a prompt and of a decode step: libraries compute these in different ways.
 CHUNK, STEP = 128, 1
 NUM_OUTPUTS, NUM_INPUTS = 1536, 576
 
-STEPS_PER_CHUNK = 16
-NUM_TRIALS = 5
+# What is timed, rows to number of calls, about as they come in a chat.
+WORKLOAD = {CHUNK: 1, STEP: 8}
+# Spread out, so that the best of each falls between the time slices of other programs.
+NUM_TRIALS, PAUSE_S = 25, 0.005
 MAX_THREADS = 16
 # More threads than help are a loss when other programs run, and every answer runs beside others.
 WORTHWHILE_GAIN = 1.1
@@ -52,8 +60,22 @@ def preload_blas() -> str | None:
         return None
     if "mlx.core" in sys.modules and not hasattr(ctypes.CDLL(None), "cblas_sgemm"):
         return TOO_LATE
-    names = (SYSTEM_LIBRARY, *_bundled_libraries())
-    return next(filter(None, map(_load, names)), NO_LIBRARY)
+    if description := _load(SYSTEM_LIBRARY):
+        return description
+    if has_avx512(PROCESSOR_INFO):
+        # 0: what the user has set stays
+        ctypes.CDLL(None).setenv(CORE_VARIABLE, AVX512_CORE, 0)
+    return next(filter(None, map(_load, _bundled_libraries())), NO_LIBRARY)
+
+
+def has_avx512(processor_info: Path) -> bool:
+    """Whether all of the AVX-512 that OpenBLAS's kernels take for granted is there."""
+    try:
+        lines = processor_info.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return set(flags.split()) >= AVX512_FLAGS
 
 
 def _load(name: str) -> str | None:
@@ -89,40 +111,36 @@ def is_right(library: Any) -> bool:
 
 
 def best_num_threads(library: Any) -> int:
-    """The number of threads that is fastest on this machine as it is now; also sets it.
+    """The number of threads that suits the machine, whatever else it does just now; also sets it.
 
     No more than the library would take by itself: one a processor, or OPENBLAS_NUM_THREADS.
     """
     limit = min(library.openblas_get_num_threads(), MAX_THREADS)
-    best, shortest = 1, _time(library, 1)
-    candidate = 2
-    while candidate <= limit:
-        taken = _time(library, candidate)
-        if taken * WORTHWHILE_GAIN > shortest:
-            break
-        best, shortest = candidate, taken
-        candidate *= 2
+    shortest = _shortest_times(library, [1 << power for power in range(limit.bit_length())])
+    best = 1
+    for num_threads, taken in shortest.items():
+        if taken * WORTHWHILE_GAIN <= shortest[best]:
+            best = num_threads
     library.openblas_set_num_threads(best)
     return best
 
 
-def _time(library: Any, num_threads: int) -> float:
-    """Seconds for one layer's share of a chunk of prompt and a few decode steps."""
-    library.openblas_set_num_threads(num_threads)
+def _shortest_times(library: Any, candidates: list[int]) -> dict[int, float]:
+    """Seconds for one layer's share of the workload, by number of threads."""
     weight = np.ones((NUM_OUTPUTS, NUM_INPUTS), np.float32)
-    calls = [np.ones((num_rows, NUM_INPUTS), np.float32) for num_rows in _workload()]
-    trials = []
+    shortest = {(n, num_rows): math.inf for n in candidates for num_rows in WORKLOAD}
     for _ in range(NUM_TRIALS):
-        start = time.perf_counter()
-        for rows in calls:
+        for (num_threads, num_rows), taken in shortest.items():
+            library.openblas_set_num_threads(num_threads)
+            rows = np.ones((num_rows, NUM_INPUTS), np.float32)
+            start = time.perf_counter()
             _linear(library, rows, weight)
-        trials.append(time.perf_counter() - start)
-    return min(trials)
-
-
-def _workload() -> Iterator[int]:
-    yield CHUNK
-    yield from [STEP] * STEPS_PER_CHUNK
+            shortest[num_threads, num_rows] = min(taken, time.perf_counter() - start)
+        time.sleep(PAUSE_S)
+    return {
+        n: sum(num_calls * shortest[n, num_rows] for num_rows, num_calls in WORKLOAD.items())
+        for n in candidates
+    }
 
 
 def _linear(library: Any, rows: Matrix, weight: Matrix) -> Matrix:
