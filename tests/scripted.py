@@ -56,6 +56,7 @@ class Script:
     """What the model will say, and what it was asked; shared by test and MLX thread."""
 
     tokenizer: PreTrainedTokenizerFast = field(default_factory=make_tokenizer)
+    model_type: str = "llama"
     prefill_s: float = 0.0
     token_s: float = 0.0
     load_s: float = 0.0

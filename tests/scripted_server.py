@@ -110,7 +110,9 @@ def scripted_server(
 ) -> Iterator[Served]:
     """Serve one model for each script, by its name; the first one is the default."""
     paths = [
-        write_scripted_checkpoint(folder / name, chat_template=script.chat_template)
+        write_scripted_checkpoint(
+            folder / name, chat_template=script.chat_template, model_type=script.model_type
+        )
         for name, script in scripts.items()
     ]
     config = replace(
@@ -126,3 +128,13 @@ def scripted_server(
         base = f"http://{address[0]}:{address[1]}"
         with httpx.Client(base_url=base, timeout=30.0, trust_env=False) as client:
             yield Served(address, client, engine, loader)
+
+
+def prompt_of(served: Served, messages: list[Body], **fields: Any) -> str:
+    """The prompt as the model saw it, read back from the KV cache's keys."""
+    served.chat(messages=messages, **fields)
+    runner = served.engine._worker._slot.runner
+    assert runner is not None
+    entry = list(runner.prefix_cache._entries.values())[-1]
+    text: str = runner.loaded.tokenizer.decode(entry.keys.tolist())
+    return text

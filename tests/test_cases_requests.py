@@ -12,7 +12,7 @@ import pytest
 from mlx_server.config import EngineConfig
 from tests.oneapi_client import Connection, channel_test, passthrough
 from tests.scripted import Script, make_tokenizer
-from tests.scripted_server import CHAT, Body, Served, scripted_server
+from tests.scripted_server import CHAT, Body, Served, prompt_of, scripted_server
 from tests.tiny.templates import NO_SYSTEM
 
 
@@ -149,16 +149,6 @@ HISTORY = [
     },
     {"role": "tool", "tool_call_id": "c1", "content": "5"},
 ]
-
-
-def prompt_of(served: Served, messages: list[Body]) -> str:
-    """The prompt as the model saw it, read back from the KV cache's keys."""
-    served.chat(messages=messages)
-    runner = served.engine._worker._slot.runner
-    assert runner is not None
-    entry = list(runner.prefix_cache._entries.values())[-1]
-    text: str = runner.loaded.tokenizer.decode(entry.keys.tolist())
-    return text
 
 
 def test_b026_absent_content_beside_calls_renders_the_call_and_its_result(served: Served) -> None:
