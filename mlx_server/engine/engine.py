@@ -32,8 +32,8 @@ from mlx_server.engine.sequence import (
 )
 from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.status import EngineStatus
-from mlx_server.engine.worker import Worker
-from mlx_server.errors import EngineOverloaded, EngineStopped, InvalidRequest, ServerError
+from mlx_server.engine.worker import Worker, stopped
+from mlx_server.errors import EngineOverloaded, InvalidRequest, ServerError
 
 Events = asyncio.Queue[GenerationEvent | ServerError]
 
@@ -222,7 +222,3 @@ def refuse_blind(entry: ModelEntry, images: list[ImagePart]) -> None:
             "This model reads text only. Leave the image out or name a model with vision.",
             param=images[0].param,
         )
-
-
-def stopped() -> EngineStopped:
-    return EngineStopped("The server is shutting down.")

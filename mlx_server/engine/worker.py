@@ -69,7 +69,10 @@ class Worker:
         self._thread.start()
 
     def submit(self, sequences: list[Sequence]) -> None:
+        """Raises EngineStopped if the thread has ended."""
         self._commands.put(lambda: self._add(sequences))
+        if not self.status.is_alive:
+            raise stopped()
 
     def abort(self, request_id: str) -> None:
         self._commands.put(lambda: self._abort(request_id))
@@ -91,18 +94,39 @@ class Worker:
         prepare_device()
         try:
             while not self._is_stopping:
-                self._take_commands()
-                self._expire()
-                step = self._scheduler.next_step(self._slot.model_id)
-                self._flush()
-                if step is not None:
-                    self._run_step(step)
-                    self._flush()
+                self._turn()
         finally:
-            self._fail(self._scheduler.sequences(), EngineStopped("The server is shutting down."))
-            self._slot.unload()
-            self._flush(is_alive=False)
-            mx.clear_streams()
+            self._end()
+
+    def _turn(self) -> None:
+        """Whatever a model raises ends here, in an error for those whom it concerns."""
+        step = None
+        try:
+            self._take_commands()
+            self._expire()
+            step = self._scheduler.next_step(self._slot.model_id)
+            self._flush()
+            if step is not None:
+                self._run_step(step)
+        except Exception as error:
+            logger.exception("a step of the engine failed")
+            failure = failure_of(error)
+            # the traceback holds arrays of the failed step
+            error.__traceback__ = None
+            self._recover(step, failure)
+        self._flush()
+
+    def _end(self) -> None:
+        self._is_stopping = True
+        self._reset_runner()
+        # from here on `submit` refuses; what it has let in before is failed with the others
+        self._flush(is_alive=False)
+        while not self._commands.empty():
+            self._commands.get()()
+        self._fail(self._scheduler.sequences(), stopped())
+        self._slot.unload()
+        self._flush(is_alive=False)
+        mx.clear_streams()
 
     def _take_commands(self) -> None:
         """Carry out what has come in; without other work, wait for something to come."""
@@ -122,21 +146,18 @@ class Worker:
         except ServerError as error:
             logger.info("refused: %s", error.message)
             self._fail(self._concerned(step), error)
-        except Exception as error:
-            logger.exception("a step of the engine failed")
-            failure = failure_of(error)
-            # the traceback holds arrays of the failed step
-            error.__traceback__ = None
-            self._recover(step, failure)
 
-    def _recover(self, step: Step, failure: ServerError) -> None:
-        """No KV state outlives a failure, so what ran beside the failed step goes with it."""
+    def _recover(self, step: Step | None, failure: ServerError) -> None:
+        """No KV state outlives a failure, so all that had some goes with it."""
+        self._reset_runner()
+        concerned = self._concerned(step) if step is not None else []
+        scheduler = self._scheduler
+        with_state = [s for s in (*scheduler.running, scheduler.prefilling) if s is not None]
+        self._fail([*concerned, *(s for s in with_state if s not in concerned)], failure)
+
+    def _reset_runner(self) -> None:
         if self._slot.runner is not None:
             self._slot.runner.reset()
-        concerned = self._concerned(step)
-        self._fail(
-            [*concerned, *(s for s in self._scheduler.running if s not in concerned)], failure
-        )
 
     def _concerned(self, step: Step) -> list[Sequence]:
         if isinstance(step, LoadStep):
@@ -150,10 +171,10 @@ class Worker:
         for sequence in self._scheduler.waiting_for(model):
             self._emit(sequence, Progress("loading"))
         self._load_error = None
-        path = self._locate(model)
-        self._num_bytes_to_load = weight_bytes(path)
-        self._flush()
         try:
+            path = self._locate(model)
+            self._num_bytes_to_load = weight_bytes(path)
+            self._flush()
             self._slot.swap(model, path)
         except ServerError as error:
             self._load_error = error.message
@@ -181,8 +202,8 @@ class Worker:
         for sequence in [s for s in self._scheduler.sequences() if s.deadline <= now]:
             if sequence in self._scheduler.running:
                 assert self._slot.runner is not None
-                self._scheduler.finish(sequence)
                 self._emit(sequence, self._slot.runner.cut(sequence))
+                self._scheduler.finish(sequence)
             else:
                 self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
 
@@ -201,7 +222,7 @@ class Worker:
         self._scheduler.finish(sequence)
 
     def _preload(self, model: str) -> None:
-        if self._scheduler.has_work or self._slot.model_id is not None:
+        if self._scheduler.has_work or self._slot.model_id is not None or self._is_stopping:
             return
         self._run_step(LoadStep(model))
 
@@ -238,3 +259,7 @@ def failure_of(error: Exception) -> ServerError:
             code="out_of_memory",
         )
     return GenerationFailed("The model failed while it was running. Send the request again.")
+
+
+def stopped() -> EngineStopped:
+    return EngineStopped("The server is shutting down.")

@@ -1,0 +1,436 @@
+"""The MLX thread outlives every failure, and nobody waits for an answer in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlx_server.engine.prefix_cache import Keys, PrefixCache
+from mlx_server.engine.sequence import Delta, FinishReason, Progress, Started
+from mlx_server.engine.worker import OUT_OF_MEMORY_MARKS, failure_of
+from mlx_server.errors import (
+    EngineStopped,
+    GenerationFailed,
+    InvalidRequest,
+    ModelLoadFailed,
+    ModelUnavailable,
+    ServerError,
+)
+from tests.scripted import Script
+from tests.worker_harness import TIMEOUT_S, Harness, ask, is_last, running_worker, wait_until
+
+# a step is under way on the device when an abort arrives, and another one has been begun
+TOKENS_AHEAD = 2
+
+
+class UnwillingCache(PrefixCache):
+    """Fails so many times to keep anything, as for lack of memory."""
+
+    def __init__(self, num_failures: int) -> None:
+        super().__init__(1 << 30)
+        self.num_failures = num_failures
+
+    def insert(self, keys: Keys, caches: list[object]) -> None:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise RuntimeError("no room")
+        super().insert(keys, caches)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def other() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def harness(script: Script, other: Script, tmp_path: Path) -> Iterator[Harness]:
+    with running_worker(tmp_path, a=script, b=other) as harness:
+        yield harness
+
+
+@pytest.fixture
+def pair(script: Script, tmp_path: Path) -> Iterator[Harness]:
+    """Two sequences run together."""
+    with running_worker(tmp_path, max_num_seqs=2, a=script) as harness:
+        yield harness
+
+
+def refuse_to_keep(harness: Harness, num_failures: int = 1) -> None:
+    assert harness.slot.runner is not None
+    harness.slot.runner.prefix_cache = UnwillingCache(num_failures)
+
+
+def code_of(outcome: str | ServerError) -> str | None:
+    assert isinstance(outcome, ServerError), f"an answer in place of an error: {outcome}"
+    return outcome.code
+
+
+def test_a_request_loads_prefills_and_decodes(harness: Harness, script: Script) -> None:
+    script.say("one ", "two")
+    sequence = ask("abcdefghij")
+    assert harness.run(sequence) == "one two"
+    events = harness.events(sequence)
+    assert events[0] == Progress("loading")
+    assert events[1:3] == [Progress("prefill", 4, 10), Progress("prefill", 8, 10)]
+    assert isinstance(events[3], Started)
+    assert all(isinstance(event, Delta) for event in events[4:])
+    status = harness.worker.status
+    assert (status.state, status.model, status.num_running) == ("ready", "a", 0)
+
+
+def test_what_comes_of_a_step_is_posted_at_once(pair: Harness, script: Script) -> None:
+    for _ in range(2):
+        script.say(*"abcdef")
+    first, second = ask("one"), ask("two")
+    script.gate.clear()
+    pair.submit(first, second)
+    script.gate.set()
+    pair.finish(first)
+    pair.finish(second)
+    together = [post for post in pair.posts if len(post) == 2]
+    assert len(together) >= 4
+    assert all({s.uid for s, _ in post} == {first.uid, second.uid} for post in together)
+    assert [pair.finish(s) for s in (first, second)] == ["abcdef", "abcdef"]
+
+
+def test_requests_are_served_in_the_order_in_which_they_came(
+    harness: Harness, script: Script
+) -> None:
+    for answer in ("one", "two", "three"):
+        script.say(answer)
+    sequences = [ask(text) for text in "xyz"]
+    script.gate.clear()
+    harness.submit(*sequences)
+    script.gate.set()
+    assert [harness.finish(s) for s in sequences] == ["one", "two", "three"]
+
+
+def test_b115_a_running_answer_is_complete_before_the_next_model_is_loaded(
+    harness: Harness, script: Script, other: Script
+) -> None:
+    script.say(*"aaaa")
+    other.say(*"bbbb")
+    script.say(*"cccc")
+    sequences = [ask(), ask(model="b"), ask()]
+    script.gate.clear()
+    harness.submit(*sequences)
+    script.gate.set()
+    assert [harness.finish(s) for s in sequences] == ["aaaa", "bbbb", "cccc"]
+    assert harness.loader.loads == ["a", "b", "a"]
+    names = [e.model for s in sequences for e in harness.events(s) if isinstance(e, Started)]
+    assert names == ["a", "b", "a"]
+    order = [(sequences.index(s), is_last(e)) for post in harness.posts for s, e in post]
+    for before, after in ((0, 1), (1, 2)):
+        tells = [place for place, (i, _) in enumerate(order) if i == after]
+        begins = [p for p in tells if not isinstance(flat(harness)[p][1], Progress)]
+        assert order.index((before, True)) < min(begins)
+
+
+def flat(harness: Harness) -> list[tuple[object, object]]:
+    return [pair for post in harness.posts for pair in post]
+
+
+def test_a_model_that_cannot_be_loaded_fails_those_who_want_it_and_nobody_else(
+    harness: Harness, script: Script, other: Script
+) -> None:
+    other.load_error = ValueError("broken")
+    script.say("fine")
+    script.say("fine too")
+    doomed, also_doomed, fine = ask(model="b"), ask(model="b"), ask()
+    script.gate.clear()
+    harness.submit(ask(), doomed, fine, also_doomed)
+    script.gate.set()
+    assert harness.finish(fine) == "fine too"
+    for sequence in (doomed, also_doomed):
+        assert isinstance(harness.finish(sequence), ModelLoadFailed)
+    other.load_error = None
+    other.say("mended")
+    assert harness.run(ask(model="b")) == "mended"
+
+
+@pytest.mark.parametrize("at", ["prefill", "decode"])
+def test_b125_a_failure_costs_its_own_request_and_no_queued_one(
+    harness: Harness, script: Script, at: str
+) -> None:
+    script.say(*([] if at == "prefill" else ["a", "b"]), RuntimeError("boom"))
+    script.say("fine")
+    script.say("fine again")
+    failing, queued = ask(), ask()
+    script.gate.clear()
+    harness.submit(failing, queued)
+    script.gate.set()
+    assert isinstance(harness.finish(failing), GenerationFailed)
+    assert harness.finish(queued) == "fine"
+    assert harness.run(ask()) == "fine again"
+    assert harness.worker.status.healthy
+
+
+def test_b125_a_failure_ends_what_ran_beside_it_and_leaves_a_working_engine(
+    pair: Harness, script: Script
+) -> None:
+    script.say(*["x"] * 50)
+    script.say("y", RuntimeError("boom"))
+    script.say("fine")
+    first, second, queued = ask("one"), ask("two"), ask("three")
+    pair.submit(first, second, queued)
+    assert isinstance(pair.finish(first), GenerationFailed)
+    assert isinstance(pair.finish(second), GenerationFailed)
+    assert pair.finish(queued) == "fine"
+
+
+def test_b125_a_failure_to_keep_the_state_of_an_answer_ends_that_answer_alone(
+    harness: Harness, script: Script
+) -> None:
+    script.say("first")
+    script.say("second")
+    script.say("third")
+    harness.run(ask())
+    refuse_to_keep(harness)
+    assert isinstance(harness.run(ask()), GenerationFailed)
+    assert harness.run(ask()) == "third"
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_b125_a_failure_to_keep_the_state_of_an_abandoned_request_costs_nothing(
+    harness: Harness, script: Script, stage: str
+) -> None:
+    script.say("first")
+    harness.run(ask())
+    refuse_to_keep(harness)
+    if stage == "decode":
+        script.token_s = 0.005
+        script.say(*["x"] * 1000)
+    script.say("fine")
+    abandoned = ask("y" * 4000 if stage == "prefill" else "y")
+    harness.submit(abandoned)
+    if stage == "decode":
+        harness.wait_for_tokens(abandoned, 2)
+    else:
+        harness.wait_for(abandoned, lambda e: e == Progress("prefill", 8, 4000))
+    harness.worker.abort(abandoned.request.request_id)
+    assert harness.run(ask()) == "fine"
+    assert harness.worker.status.healthy
+
+
+def test_b125_a_failure_to_keep_the_state_of_an_answer_out_of_time_is_told(
+    harness: Harness, script: Script
+) -> None:
+    script.say("first")
+    harness.run(ask())
+    refuse_to_keep(harness)
+    script.token_s = 0.005
+    script.say(*["x"] * 1000)
+    script.say("fine")
+    late = ask()
+    harness.submit(late)
+    harness.wait_for_tokens(late, 2)
+    late.deadline = 0.0
+    assert isinstance(harness.finish(late), GenerationFailed)
+    assert harness.run(ask()) == "fine"
+
+
+@pytest.mark.parametrize("mark", OUT_OF_MEMORY_MARKS)
+def test_b127_lack_of_memory_is_told_as_such_and_the_next_request_works(
+    harness: Harness, script: Script, mark: str
+) -> None:
+    script.say("a", "b", RuntimeError(f"[METAL] Command buffer failed: {mark.title()} (00008)"))
+    script.say("fine")
+    failed = harness.run(ask())
+    assert isinstance(failed, ModelUnavailable)
+    assert code_of(failed) == "out_of_memory"
+    assert harness.run(ask()) == "fine"
+
+
+def test_what_a_client_is_told_of_a_failure_says_nothing_of_its_inside() -> None:
+    secret = RuntimeError("boom at /Users/x: the prompt was 'hello'")
+    assert "boom" not in failure_of(secret).message
+    assert "hello" not in failure_of(secret).message
+
+
+def test_a_prompt_that_is_refused_costs_nobody_anything(pair: Harness, script: Script) -> None:
+    script.say(*"abcdef")
+    running, refused = ask(), ask("x" * 10_000)
+    pair.submit(running, refused)
+    assert isinstance(pair.finish(refused), InvalidRequest)
+    assert pair.finish(running) == "abcdef"
+    assert pair.run(ask("hix")) is not None
+
+
+def count_after_abort(harness: Harness, script: Script) -> int:
+    """How many tokens are still computed after an abort that has just been asked for."""
+    before = script.num_tokens
+    # a prompt that is refused takes its turn and computes no token
+    assert isinstance(harness.run(ask("x" * 10_000)), InvalidRequest)
+    return script.num_tokens - before
+
+
+def test_b066_an_abort_while_decoding_stops_at_once(harness: Harness, script: Script) -> None:
+    script.token_s = 0.003
+    script.say(*["x"] * 5000)
+    sequence = ask()
+    harness.submit(sequence)
+    harness.wait_for_tokens(sequence, 5)
+    harness.worker.abort(sequence.request.request_id)
+    assert count_after_abort(harness, script) <= TOKENS_AHEAD
+    assert not any(is_last(event) for event in harness.events(sequence))
+
+
+def test_b066_an_abort_in_prefill_computes_no_token(harness: Harness, script: Script) -> None:
+    script.prefill_s = 0.002
+    script.say("never")
+    sequence = ask("y" * 4000)
+    harness.submit(sequence)
+    harness.wait_for(sequence, lambda e: isinstance(e, Progress) and e.stage == "prefill")
+    harness.worker.abort(sequence.request.request_id)
+    assert count_after_abort(harness, script) == 0
+    assert script.log.count("prefill") == 0
+
+
+def test_b066_an_abort_in_the_queue_lets_the_others_pass(harness: Harness, script: Script) -> None:
+    script.say(*"aaa")
+    script.say("last")
+    first, second, third = ask("one"), ask("two"), ask("three")
+    script.gate.clear()
+    harness.submit(first, second, third)
+    harness.worker.abort(second.request.request_id)
+    script.gate.set()
+    assert harness.finish(third) == "last"
+    assert harness.finish(first) == "aaa"
+    assert all(isinstance(event, Progress) for event in harness.events(second))
+
+
+def test_all_sequences_of_a_request_are_aborted(pair: Harness, script: Script) -> None:
+    for _ in range(3):
+        script.say(*["x"] * 5000)
+    script.token_s = 0.002
+    sequences = [ask("one") for _ in range(3)]
+    for sequence in sequences[1:]:
+        sequence.request = sequences[0].request
+    pair.worker.submit(sequences)
+    pair.wait_for_start(sequences[1])
+    pair.worker.abort(sequences[0].request.request_id)
+    assert count_after_abort(pair, script) <= 2 * TOKENS_AHEAD
+    assert pair.scheduler.sequences() == []
+
+
+def test_aborting_what_is_not_there_is_harmless(harness: Harness, script: Script) -> None:
+    script.say("fine")
+    harness.worker.abort("nobody")
+    sequence = ask()
+    assert harness.run(sequence) == "fine"
+    harness.worker.abort(sequence.request.request_id)
+    assert harness.run(ask()) == "fine"
+
+
+def test_an_answer_out_of_time_is_cut(harness: Harness, script: Script) -> None:
+    script.token_s = 0.005
+    script.say(*["x"] * 5000)
+    script.say("fine")
+    late = ask(stop=("xy",))
+    harness.submit(late)
+    harness.wait_for_tokens(late, 3)
+    late.deadline = 0.0
+    text = harness.finish(late)
+    assert isinstance(text, str)
+    assert 3 <= len(text) < 1000
+    last = harness.events(late)[-1]
+    assert isinstance(last, Delta)
+    assert last.finish_reason is FinishReason.LENGTH
+    assert last.num_completion_tokens == len(text)
+    assert harness.run(ask()) == "fine"
+
+
+def test_a_prompt_out_of_time_is_refused(harness: Harness, script: Script) -> None:
+    script.prefill_s = 0.002
+    script.say("fine")
+    in_prefill, queued = ask("y" * 4000), ask()
+    harness.submit(in_prefill, queued)
+    harness.wait_for(in_prefill, lambda e: isinstance(e, Progress) and e.stage == "prefill")
+    in_prefill.deadline = queued.deadline = 0.0
+    for sequence in (in_prefill, queued):
+        assert isinstance(harness.finish(sequence), ModelUnavailable)
+    assert harness.run(ask()) == "fine"
+
+
+def test_a_model_may_be_loaded_ahead_of_requests(harness: Harness, script: Script) -> None:
+    harness.worker.load("a")
+    wait_until(lambda: harness.worker.status.model == "a")
+    script.say("fine")
+    sequence = ask()
+    assert harness.run(sequence) == "fine"
+    assert "loading" not in harness.stages(sequence)
+    harness.worker.load("b")
+    assert harness.run(ask()) == "fine"
+    assert harness.loader.loads == ["a"]
+
+
+def test_a_load_ahead_that_fails_leaves_a_working_engine(
+    harness: Harness, script: Script, other: Script
+) -> None:
+    other.load_error = ValueError("broken")
+    harness.worker.load("b")
+    script.say("fine")
+    assert harness.run(ask()) == "fine"
+
+
+def test_status_tells_of_a_load_under_way(harness: Harness, script: Script) -> None:
+    assert harness.worker.status.state == "idle"
+    script.load_s = 0.2
+    harness.submit(ask())
+    wait_until(lambda: harness.worker.status.state == "loading")
+    assert harness.worker.status.loading == "a"
+    wait_until(lambda: harness.worker.status.state == "ready")
+
+
+def test_stopping_fails_what_runs_and_what_waits(harness: Harness, script: Script) -> None:
+    script.token_s = 0.005
+    script.say(*["x"] * 5000)
+    running, waiting = ask(), ask()
+    harness.submit(running, waiting)
+    harness.wait_for_tokens(running, 2)
+    harness.worker.stop()
+    assert harness.worker.join(TIMEOUT_S)
+    for sequence in (running, waiting):
+        assert isinstance(harness.finish(sequence), EngineStopped)
+    assert harness.worker.status.state == "stopped"
+    assert harness.slot.model_id is None
+
+
+def test_what_comes_after_the_end_is_refused(harness: Harness, script: Script) -> None:
+    harness.worker.stop()
+    assert harness.worker.join(TIMEOUT_S)
+    with pytest.raises(EngineStopped):
+        harness.submit(ask())
+
+
+def test_what_comes_with_the_end_is_failed(harness: Harness, script: Script) -> None:
+    script.say(*["x"] * 5000)
+    script.token_s = 0.005
+    running = ask()
+    harness.submit(running)
+    harness.wait_for_tokens(running, 1)
+    harness.worker.stop()
+    for _ in range(100):
+        late = ask()
+        try:
+            harness.submit(late)
+        except EngineStopped:
+            break
+        assert isinstance(harness.finish(late), EngineStopped)
+    assert harness.worker.join(TIMEOUT_S)
+
+
+def test_joining_a_busy_worker_gives_up_after_the_timeout(harness: Harness, script: Script) -> None:
+    script.gate.clear()
+    harness.submit(ask())
+    harness.worker.stop()
+    assert not harness.worker.join(0.05)
+    script.gate.set()
+    assert harness.worker.join(TIMEOUT_S)
