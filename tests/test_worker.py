@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.engine.prefix_cache import Keys, PrefixCache
-from mlx_server.engine.sequence import Delta, FinishReason, Progress, Started
+from mlx_server.engine.sequence import Delta, Progress, Started
 from mlx_server.engine.worker import OUT_OF_MEMORY_MARKS, failure_of
 from mlx_server.errors import (
     EngineStopped,
@@ -19,10 +19,14 @@ from mlx_server.errors import (
     ServerError,
 )
 from tests.scripted import Script
-from tests.worker_harness import TIMEOUT_S, Harness, ask, is_last, running_worker, wait_until
-
-# a step is under way on the device when an abort arrives, and another one has been begun
-TOKENS_AHEAD = 2
+from tests.worker_harness import (
+    TIMEOUT_S,
+    Harness,
+    ask,
+    is_last,
+    running_worker,
+    wait_until,
+)
 
 
 class UnwillingCache(PrefixCache):
@@ -261,102 +265,6 @@ def test_a_prompt_that_is_refused_costs_nobody_anything(pair: Harness, script: S
     assert isinstance(pair.finish(refused), InvalidRequest)
     assert pair.finish(running) == "abcdef"
     assert pair.run(ask("hix")) is not None
-
-
-def count_after_abort(harness: Harness, script: Script) -> int:
-    """How many tokens are still computed after an abort that has just been asked for."""
-    before = script.num_tokens
-    # a prompt that is refused takes its turn and computes no token
-    assert isinstance(harness.run(ask("x" * 10_000)), InvalidRequest)
-    return script.num_tokens - before
-
-
-def test_b066_an_abort_while_decoding_stops_at_once(harness: Harness, script: Script) -> None:
-    script.token_s = 0.003
-    script.say(*["x"] * 5000)
-    sequence = ask()
-    harness.submit(sequence)
-    harness.wait_for_tokens(sequence, 5)
-    harness.worker.abort(sequence.request.request_id)
-    assert count_after_abort(harness, script) <= TOKENS_AHEAD
-    assert not any(is_last(event) for event in harness.events(sequence))
-
-
-def test_b066_an_abort_in_prefill_computes_no_token(harness: Harness, script: Script) -> None:
-    script.prefill_s = 0.002
-    script.say("never")
-    sequence = ask("y" * 4000)
-    harness.submit(sequence)
-    harness.wait_for(sequence, lambda e: isinstance(e, Progress) and e.stage == "prefill")
-    harness.worker.abort(sequence.request.request_id)
-    assert count_after_abort(harness, script) == 0
-    assert script.log.count("prefill") == 0
-
-
-def test_b066_an_abort_in_the_queue_lets_the_others_pass(harness: Harness, script: Script) -> None:
-    script.say(*"aaa")
-    script.say("last")
-    first, second, third = ask("one"), ask("two"), ask("three")
-    script.gate.clear()
-    harness.submit(first, second, third)
-    harness.worker.abort(second.request.request_id)
-    script.gate.set()
-    assert harness.finish(third) == "last"
-    assert harness.finish(first) == "aaa"
-    assert all(isinstance(event, Progress) for event in harness.events(second))
-
-
-def test_all_sequences_of_a_request_are_aborted(pair: Harness, script: Script) -> None:
-    for _ in range(3):
-        script.say(*["x"] * 5000)
-    script.token_s = 0.002
-    sequences = [ask("one") for _ in range(3)]
-    for sequence in sequences[1:]:
-        sequence.request = sequences[0].request
-    pair.worker.submit(sequences)
-    pair.wait_for_start(sequences[1])
-    pair.worker.abort(sequences[0].request.request_id)
-    assert count_after_abort(pair, script) <= 2 * TOKENS_AHEAD
-    assert pair.scheduler.sequences() == []
-
-
-def test_aborting_what_is_not_there_is_harmless(harness: Harness, script: Script) -> None:
-    script.say("fine")
-    harness.worker.abort("nobody")
-    sequence = ask()
-    assert harness.run(sequence) == "fine"
-    harness.worker.abort(sequence.request.request_id)
-    assert harness.run(ask()) == "fine"
-
-
-def test_an_answer_out_of_time_is_cut(harness: Harness, script: Script) -> None:
-    script.token_s = 0.005
-    script.say(*["x"] * 5000)
-    script.say("fine")
-    late = ask(stop=("xy",))
-    harness.submit(late)
-    harness.wait_for_tokens(late, 3)
-    late.deadline = 0.0
-    text = harness.finish(late)
-    assert isinstance(text, str)
-    assert 3 <= len(text) < 1000
-    last = harness.events(late)[-1]
-    assert isinstance(last, Delta)
-    assert last.finish_reason is FinishReason.LENGTH
-    assert last.num_completion_tokens == len(text)
-    assert harness.run(ask()) == "fine"
-
-
-def test_a_prompt_out_of_time_is_refused(harness: Harness, script: Script) -> None:
-    script.prefill_s = 0.002
-    script.say("fine")
-    in_prefill, queued = ask("y" * 4000), ask()
-    harness.submit(in_prefill, queued)
-    harness.wait_for(in_prefill, lambda e: isinstance(e, Progress) and e.stage == "prefill")
-    in_prefill.deadline = queued.deadline = 0.0
-    for sequence in (in_prefill, queued):
-        assert isinstance(harness.finish(sequence), ModelUnavailable)
-    assert harness.run(ask()) == "fine"
 
 
 def test_a_model_may_be_loaded_ahead_of_requests(harness: Harness, script: Script) -> None:

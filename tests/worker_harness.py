@@ -26,6 +26,8 @@ from tests.engine_runs import make_sequence
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 TIMEOUT_S = 10.0
+# A step is under way on the device when an abort arrives, and another one has been begun.
+TOKENS_AHEAD = 2
 Outcome = list[tuple[Sequence, GenerationEvent | ServerError]]
 
 

@@ -16,13 +16,14 @@ import mlx.core as mx
 
 from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
-from mlx_server.engine.scheduler import LoadStep, PrefillStep, Scheduler, Step
+from mlx_server.engine.scheduler import LoadStep, PrefillStep, PrepareStep, Scheduler, Step
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.status import EngineStatus
 from mlx_server.errors import (
     EngineStopped,
     GenerationFailed,
+    ModelLoadFailed,
     ModelUnavailable,
     ServerError,
 )
@@ -86,8 +87,9 @@ class Worker:
         self._commands.put(self._stop)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the thread; False if it is still busy."""
-        self._thread.join(timeout_s)
+        """Wait for the end of the thread, if it ever began; False if it is still busy."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -103,6 +105,8 @@ class Worker:
         step = None
         try:
             self._take_commands()
+            if self._is_stopping:
+                return
             self._expire()
             step = self._scheduler.next_step(self._slot.model_id)
             self._flush()
@@ -118,13 +122,12 @@ class Worker:
 
     def _end(self) -> None:
         self._is_stopping = True
-        self._reset_runner()
         # from here on `submit` refuses; what it has let in before is failed with the others
         self._flush(is_alive=False)
+        self._slot.unload()
         while not self._commands.empty():
             self._commands.get()()
         self._fail(self._scheduler.sequences(), stopped())
-        self._slot.unload()
         self._flush(is_alive=False)
         mx.clear_streams()
 
@@ -139,6 +142,8 @@ class Worker:
         try:
             if isinstance(step, LoadStep):
                 self._load(step.model)
+            elif isinstance(step, PrepareStep):
+                self._prepare(step.sequence)
             elif isinstance(step, PrefillStep):
                 self._prefill(step.sequence)
             else:
@@ -162,6 +167,8 @@ class Worker:
     def _concerned(self, step: Step) -> list[Sequence]:
         if isinstance(step, LoadStep):
             return self._scheduler.waiting_for(step.model)
+        if isinstance(step, PrepareStep):
+            return self._siblings(step.sequence)
         if isinstance(step, PrefillStep):
             return [step.sequence]
         return list(self._scheduler.running)
@@ -179,8 +186,21 @@ class Worker:
         except ServerError as error:
             self._load_error = error.message
             raise
+        except OSError as error:
+            self._load_error = "The model's checkpoint is not on this machine any more."
+            raise ModelLoadFailed(self._load_error) from error
         finally:
             self._loading = None
+
+    def _prepare(self, sequence: Sequence) -> None:
+        assert self._slot.runner is not None
+        self._slot.runner.prepare(sequence)
+        for sibling in self._siblings(sequence):
+            sibling.prompt = sequence.prompt
+
+    def _siblings(self, sequence: Sequence) -> list[Sequence]:
+        """The waiting sequences of the same request, which have the same prompt."""
+        return [s for s in self._scheduler.waiting if s.request is sequence.request]
 
     def _prefill(self, sequence: Sequence) -> None:
         assert self._slot.runner is not None
@@ -240,7 +260,7 @@ class Worker:
     def _flush(self, *, is_alive: bool = True) -> None:
         self.status = EngineStatus(
             is_alive=is_alive,
-            model=self._slot.model_id,
+            model=self._slot.model_id if self._loading is None else None,
             loading=self._loading,
             load_error=self._load_error,
             num_bytes_to_load=self._num_bytes_to_load,

@@ -1,0 +1,261 @@
+"""Requests in, events out, for any number of clients at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlx_server.config import EngineConfig
+from mlx_server.engine.loader import load_checkpoint
+from mlx_server.engine.sequence import (
+    ChatMessage,
+    ChatPrompt,
+    Delta,
+    FinishReason,
+    ImagePart,
+    Progress,
+    SamplingParams,
+    Started,
+)
+from mlx_server.errors import (
+    EngineOverloaded,
+    InvalidRequest,
+    ModelNotFound,
+)
+from tests.engine_harness import (
+    Client,
+    go,
+    make_engine,
+    request,
+    running_engine,
+    until,
+)
+from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def other() -> Script:
+    return Script()
+
+
+def test_an_answer_is_progress_then_a_start_then_text(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            script.say("one ", "two")
+            client = await Client().read(running.engine, request("abcdefghij"))
+        kinds = [type(event) for event in client.events]
+        num_progress = kinds.count(Progress)
+        assert kinds == [Progress] * num_progress + [Started] + [Delta] * 3
+        assert client.text() == "one two"
+        assert client.started.num_prompt_tokens == 10
+        assert client.deltas[-1].finish_reason is FinishReason.STOP
+
+    go(main())
+
+
+def test_many_requests_at_once_all_get_their_own(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            for i in range(12):
+                script.say(*f"answer {i}")
+            texts = await asyncio.gather(*(running.ask(f"question {i}") for i in range(12)))
+        assert texts == [f"answer {i}" for i in range(12)]
+
+    go(main())
+
+
+def test_b014_an_unknown_model_is_refused_at_once(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            with pytest.raises(ModelNotFound):
+                running.engine.submit(request(model="no/such-model"))
+            script.say("fine")
+            assert await running.ask() == "fine"
+
+    go(main())
+
+
+def test_b118_all_names_of_the_loaded_model_are_it(
+    script: Script, other: Script, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script, b=other) as running:
+            for name in ("a", None, "", "short", str(tmp_path / "a"), "A"):
+                client = await Client().read(running.engine, request(model=name))
+                assert client.started.model == running.engine.catalog.resolve("a").id
+            assert running.loader.loads == ["a"]
+            await running.ask(model="b")
+            client = await Client().read(running.engine, request(model=None))
+            assert client.started.model == running.engine.catalog.resolve("b").id
+            assert running.loader.loads == ["a", "b"]
+
+    go(main())
+
+
+def test_an_image_for_a_model_that_cannot_see_is_refused_at_once(
+    script: Script, tmp_path: Path
+) -> None:
+    message = ChatMessage("user", (ImagePart("data:,", "messages.0.content.0"),))
+
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            with pytest.raises(InvalidRequest) as raised:
+                running.engine.submit(replace(request(), prompt=ChatPrompt((message,))))
+            assert raised.value.param == "messages.0.content.0"
+
+    go(main())
+
+
+def test_a_full_queue_refuses_and_has_room_again(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        config = EngineConfig(max_waiting=2)
+        async with running_engine(tmp_path, config=config, a=script) as running:
+            script.say("fine")
+            running.close_gates()
+            tasks = [running.begin()[1] for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(EngineOverloaded):
+                running.engine.submit(request())
+            running.open_gates()
+            await asyncio.gather(*tasks)
+            assert await running.ask() == "fine"
+
+    go(main())
+
+
+def test_b047_n_answers_share_one_start_and_have_their_own_ends(
+    script: Script, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            for answer in ("one", "second", "3"):
+                script.say(*answer)
+            client = await Client().read(running.engine, request("abcdefgh", n=3))
+        assert [client.text(i) for i in range(3)] == ["one", "second", "3"]
+        assert client.started.num_prompt_tokens == 8
+        ends = [d.index for d in client.deltas if d.finish_reason is not None]
+        assert sorted(ends) == [0, 1, 2]
+        first_delta = next(i for i, e in enumerate(client.events) if isinstance(e, Delta))
+        assert all(isinstance(event, Delta) for event in client.events[first_delta:])
+
+    go(main())
+
+
+def test_b045_the_answers_of_a_seeded_request_differ_and_repeat(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        path = tiny_checkpoint("llama")
+        engine = make_engine(tmp_path, [path], EngineConfig(), load_checkpoint)
+        await engine.start()
+        sampling = SamplingParams(temperature=1.5, seed=7)
+
+        async def say(n: int) -> list[str]:
+            asked = request("hello", path.name, n=n, max_tokens=12, sampling=sampling)
+            client = await Client().read(engine, asked)
+            return [client.text(i) for i in range(n)]
+
+        three = await say(3)
+        assert len(set(three)) == 3
+        assert await say(3) == three
+        assert await say(1) == three[:1]
+        await engine.close()
+
+    go(main())
+
+
+def test_b045_without_a_seed_answers_differ(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        path = tiny_checkpoint("llama")
+        engine = make_engine(tmp_path, [path], EngineConfig(), load_checkpoint)
+        await engine.start()
+        hot = SamplingParams(temperature=1.5)
+        asked = [request("hello", path.name, max_tokens=12, sampling=hot) for _ in range(3)]
+        texts = {(await Client().read(engine, one)).text() for one in asked}
+        await engine.close()
+        assert len(texts) == 3
+
+    go(main())
+
+
+def test_the_operator_s_limit_holds_where_the_client_sets_none(
+    script: Script, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        config = EngineConfig(default_max_tokens=3)
+        async with running_engine(tmp_path, config=config, a=script) as running:
+            script.say(*["x"] * 50)
+            assert await running.ask() == "xxx"
+            assert await running.ask(max_tokens=5) == "xxxxx"
+
+    go(main())
+
+
+def test_b115_models_are_swapped_in_the_order_of_the_requests(
+    script: Script, other: Script, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script, b=other) as running:
+            script.say(*"aaaa")
+            other.say(*"bbbb")
+            script.say(*"cccc")
+            running.close_gates()
+            begun = [running.begin(model=name) for name in "aba"]
+            await asyncio.sleep(0.05)
+            running.open_gates()
+            clients = await asyncio.gather(*(task for _, task in begun))
+            assert [client.text() for client in clients] == ["aaaa", "bbbb", "cccc"]
+            ids = [running.engine.catalog.resolve(name).id for name in "aba"]
+            assert [client.started.model for client in clients] == ids
+            assert running.loader.loads == ["a", "b", "a"]
+            assert script.log == ["load a", "prefill", "load b", "load a", "prefill"]
+
+    go(main())
+
+
+def test_status_follows_the_model(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        script.load_s = 0.1
+        async with running_engine(tmp_path, a=script) as running:
+            engine = running.engine
+            assert engine.status().state == "idle"
+            running.close_gates()
+            tasks = [running.begin()[1] for _ in range(3)]
+            await until(lambda: engine.status().state == "loading")
+            await until(lambda: engine.status().num_running == 1)
+            assert (engine.status().state, engine.status().num_waiting) == ("ready", 2)
+            running.open_gates()
+            await asyncio.gather(*tasks)
+            await until(lambda: engine.status().num_running == 0)
+            assert engine.status().num_waiting == 0
+        assert engine.status().state == "stopped"
+
+    go(main())
+
+
+def test_a_model_named_at_the_start_is_there_before_the_first_request(
+    script: Script, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        path = write_scripted_checkpoint(tmp_path / "a")
+        loader = ScriptedLoader(a=script)
+        engine = make_engine(tmp_path, [path], EngineConfig(), loader)
+        await engine.start("a")
+        await until(lambda: engine.status().state == "ready")
+        client = await Client().read(engine, request())
+        await engine.close()
+        assert not any(isinstance(e, Progress) and e.stage == "loading" for e in client.events)
+        assert loader.loads == ["a"]
+
+    go(main())
