@@ -14,10 +14,11 @@ from mlx_server.checkpoint import CheckpointFacts
 from mlx_server.checkpoint_files import missing_file
 from mlx_server.config import ServerConfig
 from mlx_server.errors import ModelLoadFailed, ModelNotFound
-from mlx_server.hub import Hub, Report
+from mlx_server.hub import Hub
 from mlx_server.known_checkpoints import KnownCheckpoints
 from mlx_server.model_names import ModelNames
 from mlx_server.model_sources import BUILT_IN_ALIASES, Embedded, Folder, HubRepo, Source
+from mlx_server.progress import Report
 
 MAX_NAME_LENGTH = 512
 

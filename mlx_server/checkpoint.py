@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlx_server.checkpoint_files import fingerprint, read_json, weight_names
+from mlx_server.checkpoint_files import read_json, weight_names
 from mlx_server.errors import ModelLoadFailed
 
 CONTEXT_KEYS = (
@@ -81,9 +81,7 @@ OTHER_ARCHITECTURES = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """`fingerprint` changes whenever weights or configuration do.
-
-    `generation_defaults` has the keys of SamplingDefaults that generation_config.json sets, and
+    """`generation_defaults` has the keys of SamplingDefaults that generation_config.json sets, and
     `do_sample`. `is_generator` is False only where the folder plainly holds something that does not
     write text.
     """
@@ -94,17 +92,12 @@ class CheckpointFacts:
     chat_template: str | None
     has_remote_code: bool
     generation_defaults: Mapping[str, Any]
-    fingerprint: str
     is_generator: bool
 
     @classmethod
     def read(cls, path: Path) -> CheckpointFacts:
         """Raises ModelLoadFailed if there is no configuration to read."""
         config = read_json(path / "config.json")
-        try:
-            identity = fingerprint(path)
-        except OSError:
-            config = {}
         if not config:
             raise ModelLoadFailed("The model's folder holds no config.json that can be read.")
         return cls(
@@ -114,7 +107,6 @@ class CheckpointFacts:
             chat_template=_chat_template(path),
             has_remote_code=_has_remote_code(path, config),
             generation_defaults=_generation_defaults(path),
-            fingerprint=identity,
             is_generator=_is_generator(path, config),
         )
 

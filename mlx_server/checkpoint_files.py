@@ -5,7 +5,6 @@ Knows nothing of what the configuration in them means.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -95,13 +94,3 @@ def _header(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return header if isinstance(header, dict) else {}
-
-
-def fingerprint(folder: Path) -> str:
-    """The same as long as the checkpoint is; reads the configuration but not the weights."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        status = path.stat()
-        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    digest.update((folder / "config.json").read_bytes())
-    return digest.hexdigest()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mlx_server.config import MIB, EngineConfig, MediaLimits, ServerConfig
+from mlx_server.config import LOCAL_PAGES, MIB, EngineConfig, MediaLimits, ServerConfig
 
 GIB = 1024 * MIB
 API_KEY_VARIABLE = "MLX_SERVER_API_KEY"
@@ -154,8 +154,8 @@ def add_http_options(group: argparse._ArgumentGroup) -> None:
         type=origin_of,
         metavar="ORIGIN",
         help="web page origin whose scripts may read answers, as in http://localhost:3000; may be "
-        f"given more than once; '*' is every origin, '{NO_ORIGINS}' is none "
-        f"(default: {' '.join(DEFAULTS.cors_origins)})",
+        f"given more than once; '{LOCAL_PAGES}' is all that this machine serves, '*' every origin, "
+        f"'{NO_ORIGINS}' none (default: {' '.join(DEFAULTS.cors_origins)})",
     )
     group.add_argument(
         "--heartbeat-s",
@@ -318,14 +318,15 @@ def api_key_of(text: str) -> str:
 
 
 def origin_of(text: str) -> str:
-    if text in ("*", NO_ORIGINS):
+    if text in ("*", LOCAL_PAGES, NO_ORIGINS):
         return text
     try:
         scheme, host, *rest = urlsplit(text)
     except ValueError:
         scheme, host, rest = "", "", []
     if not (scheme and host) or any(rest):
-        wanted = f"must be '*', '{NO_ORIGINS}' or have the form http://host:port, not {text!r}"
+        words = ", ".join(map(repr, ("*", LOCAL_PAGES, NO_ORIGINS)))
+        wanted = f"must be one of {words} or have the form http://host:port, not {text!r}"
         raise argparse.ArgumentTypeError(wanted)
     return text
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MIB = 1024 * 1024
+LOCAL_PAGES = "local"
+"""Stands among `cors_origins` for every page that this machine itself serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 1234
     api_key: str | None = None
-    cors_origins: tuple[str, ...] = ("*",)
+    cors_origins: tuple[str, ...] = (LOCAL_PAGES,)
     max_body_bytes: int = 64 * MIB
     body_idle_timeout_s: float = 30.0
     body_total_timeout_s: float = 300.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -28,9 +28,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from huggingface_hub.utils import tqdm as hub_bar  # type: ignore[attr-defined]  # documented
 
 from mlx_server.errors import ModelLoadFailed
-
-Report = Callable[[str, int, int], None]
-"""(stage, done, total): called now and then while a model is fetched, in bytes."""
+from mlx_server.progress import Report
 
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 IGNORED = ["original/*", "onnx/*", "consolidated*"]

@@ -24,7 +24,7 @@ from mlx_server.api import api_router
 from mlx_server.api.error_handlers import install_error_handlers
 from mlx_server.catalog import Catalog
 from mlx_server.cli import parse_args
-from mlx_server.config import ServerConfig
+from mlx_server.config import LOCAL_PAGES, ServerConfig
 from mlx_server.errors import ServerError
 from mlx_server.greeting import cannot_listen, greeting, model_failed, model_missing, url_of
 from mlx_server.middleware.auth import ApiKeyAuth
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mlx_server.engine.engine import Engine
 
 logger = logging.getLogger("mlx_server.main")  # __name__ is "__main__" when this file is run
+
+LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 
 # Routers keep idle connections for 90 s and do not repeat a request on one that we closed.
 KEEP_ALIVE_S = 120
@@ -71,7 +73,8 @@ class App(FastAPI):
         )
         return CORSMiddleware(
             RequestId(app),
-            allow_origins=config.cors_origins,
+            allow_origins=[o for o in config.cors_origins if o != LOCAL_PAGES],
+            allow_origin_regex=LOCAL_ORIGIN if LOCAL_PAGES in config.cors_origins else None,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],
@@ -164,7 +167,8 @@ async def serve(config: ServerConfig, engine: Engine, listening: socket.socket) 
 async def announce(server: Server, config: ServerConfig, listening: socket.socket) -> None:
     """Say how to reach the server once its first model is loaded; stop it if that has failed."""
     with TerminalProgress() as report:
-        while (status := server.engine.status()).load_error is None:
+        while True:
+            status = server.engine.status()
             if total := status.num_bytes_to_load:
                 done = total if status.model else min(status.active_memory_bytes, total - 1)
                 report("load", done, total)
@@ -172,6 +176,8 @@ async def announce(server: Server, config: ServerConfig, listening: socket.socke
                 needs_key = config.api_key is not None
                 print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
                 return
+            if status.load_error is not None:
+                break
             await asyncio.sleep(POLL_S)
     print(model_failed(config.models[0], status.load_error), file=sys.stderr)
     server.exit_status = 1

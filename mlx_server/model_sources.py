@@ -43,7 +43,6 @@ BUILT_IN_ALIASES: Mapping[str, Source] = {
     "smollm2": Embedded("smollm2"),
 }
 REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-PATH_MARKS = ("/", "./", "../", "~")
 
 
 def parse_source(word: str, aliases: Mapping[str, str]) -> Source:

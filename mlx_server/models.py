@@ -17,6 +17,7 @@ MAX_PROMPTS = 128
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
 MAX_STOP_STRINGS = 16
+MAX_TOKEN_BIASES = 100_000
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
 
@@ -54,6 +55,8 @@ def _stop_strings(value: object) -> object:
 def _token_biases(value: object) -> object:
     if not isinstance(value, dict):
         raise wire_error("must be an object of token ids and biases")
+    if len(value) > MAX_TOKEN_BIASES:
+        raise wire_error(f"may have at most {MAX_TOKEN_BIASES} entries")
     if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in value):
         raise wire_error("must have token ids as its keys")
     if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
@@ -154,10 +157,11 @@ class HistoryCall(WireModel):
 class Message(WireModel):
     """One turn in any form the API allows.
 
-    `reasoning` is what some servers call `reasoning_content`.
+    `reasoning` is what some servers call `reasoning_content`; `function_call` and the role
+    `function` are what calls and their results were before there were several of them.
     """
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: (
         Annotated[list[Part], BeforeValidator(_text_as_part), Field(max_length=MAX_PARTS)] | None
     ) = None
@@ -168,7 +172,7 @@ class Message(WireModel):
     reasoning: str | None = None
     refusal: str | None = None
     audio: dict[str, Any] | None = None
-    function_call: dict[str, Any] | None = None
+    function_call: CalledFunction | None = None
 
 
 class Tool(WireModel):

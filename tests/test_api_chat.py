@@ -270,7 +270,7 @@ def test_b050_without_a_choice_of_tools_there_are_no_calls_and_no_tools_in_the_p
 
 
 def test_an_answer_that_was_cut_is_never_reported_as_stop() -> None:
-    engine = FakeEngine([started(), *deltas("a", finish=FinishReason.ABORT)])
+    engine = FakeEngine([started(), *deltas("a", finish=FinishReason.LENGTH)])
 
     assert chat(engine).json["choices"][0]["finish_reason"] == "length"
 

@@ -280,7 +280,6 @@ def test_obfuscation_of_streams_is_refused_by_name() -> None:
             [{"role": "user", "content": [{"type": "input_audio"}]}],
             "messages.0.content.0.input_audio",
         ),
-        ([USER, {"role": "assistant", "function_call": {"name": "f"}}], "messages.1.function_call"),
         ([USER, {"role": "assistant", "audio": {"id": "a"}}], "messages.1.audio"),
     ],
 )

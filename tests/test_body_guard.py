@@ -135,13 +135,6 @@ def test_a_declared_length_within_the_limit_passes() -> None:
     assert ask([b"x" * 100], {"content-length": "100"}).json["num_bytes"] == 100
 
 
-def test_a_path_may_have_a_limit_of_its_own() -> None:
-    limits = {"/echo": 200}
-    assert ask([b"x" * 200], path_limits=limits).status == 200
-    assert_is_refusal(ask([b"x" * 201], path_limits=limits), 413)
-    assert_is_refusal(ask([b"x" * 101], path_limits={"/v1/audio": 200}), 413)
-
-
 def test_a_body_that_stops_arriving_is_refused_and_the_connection_closed() -> None:
     answer = ask(then_silent(b"x"), idle_timeout_s=0.02)
     assert_is_refusal(answer, 408)

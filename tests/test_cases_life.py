@@ -260,12 +260,13 @@ def test_b122_a_short_request_beside_a_long_stream_answers_as_alone(
 
 
 def test_b126_everything_else_answers_during_a_load_and_a_prefill(
-    served: Served, script: Script
+    served: Served, other: Script
 ) -> None:
-    script.load_s = 0.6
-    script.prefill_s = 0.6
+    served.chat()
+    other.load_s = 0.6
+    other.prefill_s = 0.6
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(served.chat)
+        pending = pool.submit(served.chat, model="b")
         began = time.monotonic()
         while not pending.done():
             asked = time.monotonic()
@@ -274,6 +275,67 @@ def test_b126_everything_else_answers_during_a_load_and_a_prefill(
             assert served.client.post(CHAT, content=b"{").status_code == 400
             assert time.monotonic() - asked < 1.5
         assert time.monotonic() - began > 0.5
+
+
+def test_b016_a_client_s_fault_is_a_400_while_others_are_answered(
+    script: Script, tmp_path: Path
+) -> None:
+    script.token_s = 0.01
+    script.say(*["x"] * 100)
+    config = ServerConfig(heartbeat_s=0.2)
+    with (
+        scripted_server(
+            tmp_path, config=config, engine_config=EngineConfig(context_length=200), m=script
+        ) as served,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        running = pool.submit(served.chat)
+        wait_for(lambda: script.num_tokens > 2)
+        body = chat_body(messages=[{"role": "user", "content": "x" * 300}], stream=True)
+        answer = served.client.post(CHAT, json=body)
+        assert not running.done()
+        running.result()
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_without_a_model_the_one_that_is_being_loaded_answers(
+    served: Served, script: Script, other: Script
+) -> None:
+    script.say("A")
+    other.say("B")
+    served.chat()
+    other.load_s = 0.4
+    with ThreadPoolExecutor(2) as pool:
+        named = pool.submit(served.chat, model="b")
+        wait_for(lambda: served.engine.status().loading == "b")
+        assert served.engine.status().model is None
+        unnamed = pool.submit(served.chat)
+        assert named.result()["model"] == unnamed.result()["model"] == "b"
+    assert served.chat()["model"] == "b", "and afterwards the one that is loaded"
+    assert served.loader.loads == ["m", "b"]
+
+
+def test_a_checkpoint_with_code_of_its_own_is_refused_and_disturbs_nothing(
+    served: Served, script: Script, tmp_path: Path
+) -> None:
+    script.say("fine")
+    served.chat()
+    config = tmp_path / "b" / "config.json"
+    config.write_text(config.read_text().replace("{", '{"model_file": "evil.py",', 1))
+    answer = served.client.post(CHAT, json=chat_body(model="b"))
+    assert answer.status_code == 503
+    assert "--trust-remote-code" in answer.json()["error"]["message"]
+    assert served.engine.status().model == "m"
+    assert served.loader.loads == ["m"]
+
+
+def test_a_failure_leaves_no_state_behind(served: Served, script: Script) -> None:
+    script.say("a", "b", RuntimeError("boom"))
+    script.say("fine")
+    served.client.post(CHAT, json=chat_body())
+    body = served.chat()
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_concurrent_requests_for_two_models_all_get_their_own(

@@ -183,6 +183,17 @@ def test_b033_arguments_may_be_a_string_or_an_object(served: Served) -> None:
     assert prompt_of(served, messages) == prompt_of(served, HISTORY)
 
 
+def test_calls_and_results_in_their_deprecated_form_are_read(served: Served) -> None:
+    messages = [
+        HISTORY[0],
+        {"role": "assistant", "function_call": {"name": "add", "arguments": '{"a":2,"b":3}'}},
+        {"role": "function", "name": "add", "content": "5"},
+    ]
+    prompt = prompt_of(served, messages)
+    assert '"name": "add", "arguments": {"a": 2, "b": 3}' in prompt
+    assert "<tool_response>\n5\n</tool_response>" in prompt
+
+
 def test_b035_nulls_are_the_same_as_absent_fields(served: Served) -> None:
     names = (
         *("temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n"),

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoint_files import fingerprint, missing_file, read_json, weight_names
+from mlx_server.checkpoint_files import missing_file, read_json, weight_names
 from tests.checkpoint_folders import write_checkpoint, write_safetensors
 
 
@@ -66,14 +66,3 @@ def test_tensor_names_come_from_the_index_or_the_header(tmp_path: Path) -> None:
     assert weight_names(folder) == {"a.weight", "b.weight"}
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"c": "x.safetensors"}}')
     assert weight_names(folder) == {"c"}
-
-
-def test_the_fingerprint_changes_with_configuration_and_weights_only(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "m")
-    first = fingerprint(folder)
-    (folder / "README.md").write_text("hello")
-    assert fingerprint(folder) == first
-    (folder / "model.safetensors").write_bytes(b"more")
-    second = fingerprint(folder)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    assert len({first, second, fingerprint(folder)}) == 3

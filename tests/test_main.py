@@ -54,7 +54,7 @@ def test_b006_a_preflight_request_needs_no_key_and_allows_what_was_asked() -> No
     }
     answer = call(make_app(), CHAT, method="OPTIONS", headers=headers)
     assert answer.status == 200
-    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == PAGE
     assert "POST" in answer.headers["access-control-allow-methods"]
     assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
 
@@ -90,7 +90,7 @@ def test_b007_every_answer_can_be_read_by_a_page_and_has_its_id(
 ) -> None:
     answer = ask(make_app(), path, body, **headers)
     assert answer.status == status
-    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == PAGE
     assert answer.headers["access-control-expose-headers"] == "x-request-id"
     assert answer.headers["x-request-id"]
     if status >= 400:
@@ -105,7 +105,7 @@ def test_b007_an_unforeseen_exception_is_answered_like_every_error() -> None:
 
     answer = run(work())
     assert answer.status == 500
-    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == PAGE
     assert answer.headers["x-request-id"]
     assert "ZeroDivisionError" not in answer.error["message"]
 

@@ -17,13 +17,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from mlx_server.engine.scheduler import DecodeStep, LoadStep, PrefillStep, Scheduler
+from mlx_server.engine.scheduler import DecodeStep, LoadStep, PrefillStep, PrepareStep, Scheduler
 from mlx_server.engine.sequence import GenerationRequest, RawPrompt, Sequence, SequenceStatus
 
 
-def make_sequence(uid: int, model: str = "a") -> Sequence:
+def make_sequence(uid: int, model: str = "a", *, is_prepared: bool = True) -> Sequence:
     request = GenerationRequest(f"r{uid}", model, RawPrompt("x"))
-    return Sequence(uid, request, 0, model, seed=0, deadline=0.0)
+    prompt = "ready" if is_prepared else None
+    return Sequence(uid, request, 0, model, seed=0, deadline=0.0, prompt=prompt)
 
 
 def test_an_empty_scheduler_has_nothing_to_do() -> None:
@@ -62,6 +63,39 @@ def test_a_new_prompt_runs_before_the_next_tokens_if_there_is_room() -> None:
     assert scheduler.next_step("a") == DecodeStep()
     scheduler.finish(first)
     assert scheduler.next_step("a") == PrefillStep(third)
+
+
+def test_prompts_are_built_before_their_turn_between_the_steps_of_others() -> None:
+    scheduler = Scheduler()
+    first, second, third = (make_sequence(i, is_prepared=False) for i in range(3))
+    for sequence in (first, second, third):
+        scheduler.add(sequence)
+    steps = []
+    for _ in range(7):
+        step = scheduler.next_step("a")
+        steps.append(step)
+        if isinstance(step, PrepareStep):
+            step.sequence.prompt = "ready"
+        elif isinstance(step, PrefillStep):
+            scheduler.prefilled(step.sequence)
+    assert steps == [
+        *(PrepareStep(sequence) for sequence in (first, second, third)),
+        PrefillStep(first),
+        *[DecodeStep()] * 3,
+    ]
+    late = make_sequence(3, is_prepared=False)
+    scheduler.add(late)
+    assert scheduler.next_step("a") == PrepareStep(late)
+    assert scheduler.next_step("a") == DecodeStep(), "those that run are not held up"
+    assert scheduler.next_step("a") == PrepareStep(late)
+
+
+def test_prompts_for_another_model_are_built_once_it_is_loaded() -> None:
+    scheduler = Scheduler()
+    other = make_sequence(0, "b", is_prepared=False)
+    scheduler.add(other)
+    assert scheduler.next_step("a") == LoadStep("b")
+    assert scheduler.next_step("b") == PrepareStep(other)
 
 
 def test_another_model_waits_until_nothing_runs() -> None:

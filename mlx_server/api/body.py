@@ -15,7 +15,7 @@ from mlx_server.errors import InvalidRequest
 T = TypeVar("T")
 JsonObject = dict[str, Any]
 
-LARGE_BODY_BYTES = 1024 * 1024
+LARGE_BODY_BYTES = 64 * 1024
 
 # One escape at a time, so that an escaped backslash is never taken for the start of the next one.
 ESCAPE = re.compile(

@@ -12,12 +12,21 @@ from mlx_server.engine.sequence import (
     ChatPrompt,
     ContentPart,
     ImagePart,
+    Role,
     TextPart,
     ToolCall,
 )
 from mlx_server.errors import InvalidRequest
 from mlx_server.models import ChatCompletionRequest, HistoryCall, Message, Part, Tool
 
+ROLES: Mapping[str, Role] = {
+    "developer": "system",
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 IMAGE_TYPES = frozenset({"image_url", "input_image"})
 TEXT_TYPES = frozenset({"text", "input_text", "refusal"})
 
@@ -45,15 +54,15 @@ def template_kwargs(wire: ChatCompletionRequest) -> Mapping[str, Any]:
 def chat_message(message: Message, param: str) -> ChatMessage:
     if message.audio is not None:
         raise unsupported(f"{param}.audio")
-    if message.function_call is not None:
-        raise unsupported(f"{param}.function_call")
     calls = message.tool_calls or []
+    if message.function_call is not None:
+        calls = [*calls, HistoryCall(function=message.function_call)]
     if calls and message.role != "assistant":
         raise InvalidRequest(
             "Only an assistant message may have tool calls.", param=f"{param}.tool_calls"
         )
     return ChatMessage(
-        role="system" if message.role == "developer" else message.role,
+        role=ROLES[message.role],
         content=tuple(content_parts(message, param)),
         name=message.name,
         tool_calls=tuple(tool_call(call) for call in calls),

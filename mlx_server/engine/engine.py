@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import secrets
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from mlx_server.catalog import Catalog, ModelEntry
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import active_memory_bytes
+from mlx_server.engine.downloads import Downloads
 from mlx_server.engine.loader import Load, load_checkpoint
 from mlx_server.engine.media import LoadedImage, load_images
 from mlx_server.engine.scheduler import Scheduler
@@ -33,7 +35,7 @@ from mlx_server.engine.sequence import (
 from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.status import EngineStatus
 from mlx_server.engine.worker import Worker, stopped
-from mlx_server.errors import EngineOverloaded, InvalidRequest, ServerError
+from mlx_server.errors import EngineOverloaded, InvalidRequest, ModelLoadFailed, ServerError
 
 Events = asyncio.Queue[GenerationEvent | ServerError]
 
@@ -55,7 +57,7 @@ class Engine:
         self._num_unfinished = 0
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._downloads: dict[str, asyncio.Lock] = {}
+        self._downloads = Downloads(catalog)
 
     async def start(self, preload: str | None = None) -> None:
         """Begin to serve; `preload` names the model that is put into the slot meanwhile."""
@@ -104,7 +106,7 @@ class Engine:
         if name:
             return self.catalog.resolve(name)
         status = self.status()
-        return self.catalog.resolve(status.model or status.loading)
+        return self.catalog.resolve(status.loading or status.model)
 
     async def _events(
         self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
@@ -114,9 +116,9 @@ class Engine:
         self._channels[request.request_id] = channel
         num_open = request.n
         try:
-            async for progress in self._fetch(entry):
-                yield progress
             if not entry.is_cached:
+                async for progress in self._downloads.fetch(entry):
+                    yield progress
                 # what it can do is known only now
                 refuse_blind(self.catalog.resolve(entry.id), images)
             if num_ahead:
@@ -140,27 +142,6 @@ class Engine:
             if num_open:
                 self._worker.abort(request.request_id)
 
-    async def _fetch(self, entry: ModelEntry) -> AsyncGenerator[Progress, None]:
-        """Bring the checkpoint to this machine if it is not here; raises ModelLoadFailed."""
-        if self.catalog.local_path(entry) is not None:
-            return
-        progress = Progress("loading")
-
-        def report(stage: str, done: int, total: int) -> None:
-            nonlocal progress
-            if self._is_closed:
-                raise stopped()
-            progress = Progress("loading", done, total)
-
-        async with self._downloads.setdefault(entry.id, asyncio.Lock()):
-            download = asyncio.create_task(
-                asyncio.to_thread(self.catalog.ensure_local, entry, report)
-            )
-            while not download.done():
-                await asyncio.wait([download], timeout=DOWNLOAD_REPORT_S)
-                yield progress
-            await download
-
     def _make_sequences(
         self, request: GenerationRequest, entry: ModelEntry, images: list[LoadedImage]
     ) -> list[Sequence]:
@@ -172,7 +153,7 @@ class Engine:
                 request=request,
                 index=index,
                 model=entry.id,
-                seed=secrets.randbits(64) if seed is None else seed + index,
+                seed=secrets.randbits(64) if seed is None else seed_of(seed, index),
                 deadline=deadline,
                 images=tuple(images),
             )
@@ -180,9 +161,9 @@ class Engine:
         ]
 
     def _locate(self, model: str) -> Path:
-        entry = self.catalog.resolve(model)
-        path = self.catalog.local_path(entry)
-        assert path is not None, "a model is fetched before its sequences are submitted"
+        path = self.catalog.local_path(self.catalog.resolve(model))
+        if path is None:
+            raise ModelLoadFailed("The model's checkpoint is not on this machine any more.")
         return path
 
     def _post(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
@@ -200,7 +181,6 @@ class Engine:
 
 
 STOP_TIMEOUT_S = 5.0
-DOWNLOAD_REPORT_S = 0.5
 
 
 def image_parts(request: GenerationRequest) -> list[ImagePart]:
@@ -222,3 +202,10 @@ def refuse_blind(entry: ModelEntry, images: list[ImagePart]) -> None:
             "This model reads text only. Leave the image out or name a model with vision.",
             param=images[0].param,
         )
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a choice: the request's for the first, and one of its own for every other."""
+    if index == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}.{index}".encode()).digest()[:8], "big")

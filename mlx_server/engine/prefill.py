@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_vlm.generate.ar import PromptProcessingBatch
+from mlx_vlm.generate.common import _chunked_prefill_enabled
 
 from mlx_server.engine.kv_caches import KVCaches, fork
 from mlx_server.engine.loaded_model import LoadedModel
@@ -64,7 +65,9 @@ class Prefill:
         self.num_done = self.num_cached_tokens
         self._caches = match.caches if match else loaded.make_caches()
         self.batch = self._make_batch(loaded)
-        # mlx_vlm asks the model whether it may be given the prompt in chunks
+        # mlx_vlm asks only the inner model whether it may be given the prompt in chunks
+        if not _may_be_cut(loaded, self.batch):
+            self.batch.prefill_step_size = None
         self._is_whole = self.batch.prefill_step_size is None
 
     def _make_batch(self, loaded: LoadedModel) -> PromptProcessingBatch:
@@ -79,6 +82,17 @@ class Prefill:
             prefill_step_size=self._step_size,
             warm_cache=self._caches,
         )
+
+
+def _may_be_cut(loaded: LoadedModel, batch: PromptProcessingBatch) -> bool:
+    allowed: bool = _chunked_prefill_enabled(
+        loaded.model,
+        input_ids=batch._input_ids,
+        inputs_embeds=batch._inputs_embeds,
+        prompt_cache=batch.prompt_cache,
+        prefill_kwargs=batch._prompt_kwargs,
+    )
+    return allowed
 
 
 def _embed(

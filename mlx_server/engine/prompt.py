@@ -79,8 +79,10 @@ def _prepare_raw(loaded: LoadedModel, prompt: RawPrompt) -> PreparedPrompt:
 
 def _first_token(loaded: LoadedModel) -> int:
     """What stands for the empty prompt: the beginning of a text, or the end of the one before."""
-    bos, eos = loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id
-    return int(bos if bos is not None else eos)
+    for token_id in (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)
+    raise InvalidRequest("This model cannot begin without a prompt.", param="prompt")
 
 
 def _prepare_with_images(

@@ -16,6 +16,7 @@ from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.sampling import SamplerRow, make_row
 from mlx_server.engine.sequence import Delta, Progress, Sequence, Started
+from mlx_server.errors import InvalidRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +39,20 @@ class Runner:
         self._prefill: Prefill | None = None
         self._rows: dict[int, _Row] = {}
 
+    def prepare(self, sequence: Sequence) -> None:
+        """Build the prompt of a waiting sequence; raises InvalidRequest if it cannot be served."""
+        biased = sequence.request.sampling.logit_bias
+        if any(token_id >= self.loaded.vocab_size for token_id in biased):
+            raise InvalidRequest(
+                f"Token ids of this model go up to {self.loaded.vocab_size - 1}.",
+                param="logit_bias",
+            )
+        sequence.prompt = prepare(self.loaded, sequence.request.prompt, sequence.images)
+
     def prefill(self, sequence: Sequence) -> Progress | Started:
         """Run the next chunk of the prompt. `Started` means that the sequence decodes from now on.
 
-        Raises InvalidRequest if the prompt cannot be built.
+        Raises InvalidRequest if the prompt has not been built yet and cannot be.
         """
         if self._prefill is None:
             self._prefill = self._begin(sequence)
@@ -98,11 +109,12 @@ class Runner:
         mx.clear_cache()
 
     def _begin(self, sequence: Sequence) -> Prefill:
-        prompt = prepare(self.loaded, sequence.request.prompt, sequence.images)
+        if sequence.prompt is None:
+            self.prepare(sequence)
         return Prefill(
             self.loaded,
             sequence.uid,
-            prompt,
+            sequence.prompt,
             self.prefix_cache,
             step_size=self._prefill_step_size,
         )

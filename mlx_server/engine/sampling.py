@@ -73,7 +73,7 @@ def make_row(
     return SamplerRow(
         temperature=_first(params.temperature, defaults.temperature),
         top_p=_first(params.top_p, defaults.top_p),
-        top_k=_first(params.top_k, defaults.top_k),
+        top_k=min(_first(params.top_k, defaults.top_k), vocab_size),
         min_p=_first(params.min_p, defaults.min_p),
         seed=seed & UINT64,
         top_logprobs=top_logprobs,

@@ -19,8 +19,15 @@ class LoadStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareStep:
+    """Build the prompt of a waiting sequence, so that its faults are known before its turn."""
+
+    sequence: Sequence
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Run the next chunk of the sequence's prompt; the first one builds the prompt."""
+    """Run the next chunk of the sequence's prompt."""
 
     sequence: Sequence
 
@@ -30,7 +37,7 @@ class DecodeStep:
     """One token for every running sequence."""
 
 
-Step = LoadStep | PrefillStep | DecodeStep
+Step = LoadStep | PrepareStep | PrefillStep | DecodeStep
 
 
 class Scheduler:
@@ -41,6 +48,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: Sequence | None = None
         self.running: list[Sequence] = []
+        self._has_just_prepared = False
 
     @property
     def has_work(self) -> bool:
@@ -58,6 +66,8 @@ class Scheduler:
 
         Admits a waiting sequence when there is room for it.
         """
+        if (unprepared := self._next_to_prepare(loaded)) is not None:
+            return PrepareStep(unprepared)
         if self.prefilling is not None:
             return PrefillStep(self.prefilling)
         if self.waiting and self.num_running < self.max_num_seqs:
@@ -67,6 +77,15 @@ class Scheduler:
             if not self.running:
                 return LoadStep(head.model)
         return DecodeStep() if self.running else None
+
+    def _next_to_prepare(self, loaded: str | None) -> Sequence | None:
+        """Every other step at most, so that those that run are not held up by many that come."""
+        found = None
+        if not (self._has_just_prepared and self.num_running):
+            waiting = (s for s in self.waiting if s.model == loaded and s.prompt is None)
+            found = next(waiting, None)
+        self._has_just_prepared = found is not None
+        return found
 
     def prefilled(self, sequence: Sequence) -> None:
         """The prompt is through: from the next step on, the sequence decodes."""

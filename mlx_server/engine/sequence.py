@@ -16,7 +16,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,14 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
+Role = Literal["system", "user", "assistant", "tool"]
+
+
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One turn in normal form: `developer` is `system`, absent content is no parts."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: tuple[ContentPart, ...] = ()
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -188,7 +190,8 @@ class SequenceStatus(StrEnum):
 class Sequence:
     """One of the `n` answers of a request inside the engine; `model` is a catalog id.
 
-    `deadline` is a time of the monotonic clock in seconds, after which the answer is cut.
+    `deadline` is a time of the monotonic clock in seconds, after which the answer is cut. `prompt`
+    is what the runner has made of the request's, once the model is loaded.
     """
 
     uid: int
@@ -199,3 +202,4 @@ class Sequence:
     deadline: float
     images: tuple[Any, ...] = ()
     status: SequenceStatus = SequenceStatus.WAITING
+    prompt: Any = None

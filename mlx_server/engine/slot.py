@@ -10,6 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import memory_size, prefill_step_size
 from mlx_server.engine.loader import Load, num_weight_bytes
@@ -40,6 +41,8 @@ class ModelSlot:
 
         Raises ModelLoadFailed with the reason, whatever the checkpoint made the loader raise.
         """
+        # what can be told without loading shall cost nobody the loaded model
+        refuse_remote_code(CheckpointFacts.read(path), self._config.trust_remote_code)
         self.unload()
         began = time.monotonic()
         try:

@@ -6,22 +6,18 @@ Knows nothing of what a body means.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlx_server.middleware.refusal import CLOSE, refuse
 
-NO_PATH_LIMITS: Mapping[str, int] = MappingProxyType({})
-
 
 class BodyGuard:
     """Answer 400, 408, 413 or 415 before a body fills the memory or holds a connection for ever.
 
     What the head gives away is refused here. The rest is counted while the app reads, which needs
-    no Content-Length; `path_limits` gives the paths of a prefix a limit of their own.
+    no Content-Length.
     """
 
     def __init__(
@@ -31,13 +27,11 @@ class BodyGuard:
         max_bytes: int,
         idle_timeout_s: float,
         total_timeout_s: float,
-        path_limits: Mapping[str, int] = NO_PATH_LIMITS,
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
         self.idle_timeout_s = idle_timeout_s
         self.total_timeout_s = total_timeout_s
-        self.path_limits = path_limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,19 +46,14 @@ class BodyGuard:
         if any(coding.strip().lower() not in (b"", b"identity") for coding in codings):
             message = "Compressed request bodies are not supported; leave Content-Encoding out."
             return await refuse(scope, send, 415, message)
-        max_bytes = self.max_bytes_of(scope["path"])
-        if int(headers.get(b"content-length", b"0")) > max_bytes:
-            return await refuse(scope, send, 413, too_large(max_bytes))
-        await self.app(scope, self.bounded(receive, max_bytes), send)
+        if int(headers.get(b"content-length", b"0")) > self.max_bytes:
+            return await refuse(scope, send, 413, too_large(self.max_bytes))
+        await self.app(scope, self.bounded(receive), send)
 
-    def max_bytes_of(self, path: str) -> int:
-        limits = (limit for prefix, limit in self.path_limits.items() if path.startswith(prefix))
-        return next(limits, self.max_bytes)
-
-    def bounded(self, receive: Receive, max_bytes: int) -> Receive:
+    def bounded(self, receive: Receive) -> Receive:
         return BoundedReceive(
             receive,
-            max_bytes=max_bytes,
+            max_bytes=self.max_bytes,
             idle_timeout_s=self.idle_timeout_s,
             deadline=asyncio.get_running_loop().time() + self.total_timeout_s,
         )

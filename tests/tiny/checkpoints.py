@@ -164,7 +164,7 @@ def tiny_gemma3(folder: Path, *, sliding_window: int = 64) -> Path:
 
 
 def tiny_qwen3_vl(folder: Path) -> Path:
-    """Vision with positions in three dimensions, so that an image takes fewer than it has tokens."""
+    """Vision with positions in three dimensions, and fewer of them than an image has tokens."""
     folder.mkdir(parents=True)
     vocab_size = write_tokenizer(
         folder, CHATML_SPECIAL, {**CHATML_TOKENS, "processor_class": "Qwen3VLProcessor"}

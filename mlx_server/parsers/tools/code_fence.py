@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 FENCE = "```"
-TRIPLE_QUOTES = ('"""', "'''")
 
 # What can follow, by what is open: nothing, a string by its quotes, a comment. A string in single
 # quotes ends with its line at the latest, so that an apostrophe does not hide all that follows.
