@@ -338,6 +338,17 @@ def test_a_failure_leaves_no_state_behind(served: Served, script: Script) -> Non
     assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_a_prompt_that_breaks_the_tokenizer_costs_nobody_else_their_state(
+    served: Served, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.say("fine")
+    served.chat()
+    monkeypatch.setattr("mlx_server.engine.runner.prepare", lambda *_: 1 / 0)
+    assert served.client.post(CHAT, json=chat_body()).status_code == 500
+    monkeypatch.undo()
+    assert served.chat()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 def test_concurrent_requests_for_two_models_all_get_their_own(
     served: Served, script: Script, other: Script
 ) -> None:

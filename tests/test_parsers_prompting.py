@@ -289,3 +289,16 @@ def test_b026_a_template_that_wants_alternating_roles_takes_the_whole_conversati
     places = [rendered.find(piece) for piece in told]
     assert -1 not in places and places == sorted(places)
     assert "None" not in rendered
+
+
+def test_a_deep_schema_is_described_in_no_time() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(60):
+        schema = {"type": ["array", "array", "null"], "items": schema}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}},
+    }
+    prompt = ChatPrompt((ChatMessage("user", (TextPart("hi"),)),), (tool,))
+    described = describe_in_prompt(prompt, "gemma_code")
+    assert "list[list[list[" in str(described.messages)

@@ -199,7 +199,6 @@ def test_text_that_spells_an_image_mark_beside_images_is_refused(
     call = ToolCall("call_1", "f", {"x": mark})
     messages = (
         user(mark, 1),
-        ChatMessage("assistant", reasoning_content=f"is {mark} a mark?"),
         ChatMessage("assistant", tool_calls=(call,)),
         ChatMessage("tool", (TextPart(f"<<{mark}>>"),), tool_call_id="call_1"),
     )
@@ -209,9 +208,18 @@ def test_text_that_spells_an_image_mark_beside_images_is_refused(
             prepare(loaded, ChatPrompt(turns), [picture("red")])
         assert raised.value.param == "messages"
         assert mark not in raised.value.message
+    with pytest.raises(InvalidRequest):
+        prepare(loaded, ChatPrompt((split_mark(mark),)), [picture("red")])
     tool = {"type": "function", "function": {"name": "f", "description": mark}}
     with pytest.raises(InvalidRequest):
         prepare(loaded, ChatPrompt((user("look", 1),), (tool,)), [picture("red")])
+
+
+def split_mark(mark: str) -> ChatMessage:
+    """A mark that stands in no part alone, but in the prompt once the template has joined them."""
+    return replace(
+        user("look", 1), content=(*user("look", 1).content, TextPart(mark[:5]), TextPart(mark[5:]))
+    )
 
 
 def checkpoint_texts(loaded: LoadedModel, prompt: PreparedPrompt) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.sequence import ChatPrompt, TextPart
+from mlx_server.engine.render import render
+from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart
 from mlx_server.errors import InvalidRequest
 
 CONFIG_FIELDS = (
@@ -20,17 +20,18 @@ CONFIG_FIELDS = (
 PROCESSOR_FIELDS = ("image_token", "boi_token", "video_token", "audio_token")
 
 
-def refuse_spelled_marks(loaded: LoadedModel, prompt: ChatPrompt) -> None:
-    """Raises InvalidRequest if a text of the client spells a mark, which would then be taken for
-    the place of one of the pictures.
+def refuse_spelled_marks(loaded: LoadedModel, text: str, num_images: int) -> None:
+    """Raises InvalidRequest if the rendered prompt has other marks than those of its images: one
+    that a client has spelled would be taken for the place of one of the pictures.
     """
-    marks = set(_marks(loaded)) - {""}
-    if any(mark in text for text in _texts(prompt) for mark in marks):
-        raise InvalidRequest(
-            "A text spells the model's own mark for images, audio or video. Beside images, change "
-            "that text.",
-            param="messages",
-        )
+    one_image = render(loaded, ChatPrompt((ChatMessage("user", (ImagePart("", ""),)),)))
+    for mark in set(_marks(loaded)) - {""}:
+        if text.count(mark) != one_image.count(mark) * num_images:
+            raise InvalidRequest(
+                "A text spells the model's own mark for images, audio or video. Beside images, "
+                "change that text.",
+                param="messages",
+            )
 
 
 def _marks(loaded: LoadedModel) -> Iterator[str]:
@@ -42,12 +43,3 @@ def _marks(loaded: LoadedModel) -> Iterator[str]:
         for owner in (loaded.processor, loaded.tokenizer):
             token = getattr(owner, name, None)
             yield token if isinstance(token, str) else ""
-
-
-def _texts(prompt: ChatPrompt) -> Iterator[str]:
-    yield json.dumps([dict(tool) for tool in prompt.tools], ensure_ascii=False)
-    for message in prompt.messages:
-        yield from (part.text for part in message.content if isinstance(part, TextPart))
-        yield message.reasoning_content or ""
-        calls = [(call.name, dict(call.arguments)) for call in message.tool_calls]
-        yield json.dumps(calls, ensure_ascii=False)

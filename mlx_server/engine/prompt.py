@@ -88,7 +88,7 @@ def _first_token(loaded: LoadedModel) -> int:
 def _prepare_with_images(
     loaded: LoadedModel, prompt: ChatPrompt, text: str, images: Sequence[LoadedImage]
 ) -> PreparedPrompt:
-    refuse_spelled_marks(loaded, prompt)
+    refuse_spelled_marks(loaded, text, len(images))
     try:
         inputs = prepare_inputs(
             loaded.processor,

@@ -153,9 +153,12 @@ class Worker:
             self._fail(self._concerned(step), error)
 
     def _recover(self, step: Step | None, failure: ServerError) -> None:
-        """No KV state outlives a failure, so all that had some goes with it."""
-        self._reset_runner()
+        """No KV state outlives a failure on the device, so all that had some goes with it."""
         concerned = self._concerned(step) if step is not None else []
+        if isinstance(step, PrepareStep):
+            self._fail(concerned, failure)
+            return
+        self._reset_runner()
         scheduler = self._scheduler
         with_state = [s for s in (*scheduler.running, scheduler.prefilling) if s is not None]
         self._fail([*concerned, *(s for s in with_state if s not in concerned)], failure)

@@ -71,11 +71,11 @@ def type_name(schema: Any) -> str:
 
 
 def plain_type(kind: Any, items: Any) -> str:
-    if isinstance(kind, list):
-        return " | ".join(plain_type(one, items) for one in kind) or "Any"
-    if kind == "array" and items:
-        return f"list[{type_name(items)}]"
-    return TYPES.get(kind, "Any") if isinstance(kind, str) else "Any"
+    kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if isinstance(one, str)]
+    # once, however often it is listed: schemas nest
+    array = f"list[{type_name(items)}]" if items and "array" in kinds else TYPES["array"]
+    names = (array if one == "array" else TYPES.get(one, "Any") for one in kinds)
+    return " | ".join(dict.fromkeys(names)) or "Any"
 
 
 def sections(function: PythonFunction, declared: Mapping[str, Any]) -> Iterator[str]:
