@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +17,15 @@ preload_blas()
 
 if TYPE_CHECKING:
     from mlx_server.engine.loaded_model import LoadedModel
+
+
+def pytest_collection_finish() -> None:
+    """Models are unloaded often here, and each time the garbage is searched for in vain among all
+    that the imports have made.
+    """
+    gc.collect()
+    gc.freeze()
+
 
 TINY_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next", "qwen3_vl")
 

@@ -33,7 +33,7 @@ from tests.histories import History
 
 Load = Callable[[str], LoadedModel]
 LONG = "once upon a time there was a box that nobody could open"
-NUM_ANSWERS = 8
+NUM_ANSWERS = 6
 VISION = ("gemma3", "gemma3_window_8", "qwen3_vl")
 WITH_CHECKPOINTS = ("gemma3_window_8", "qwen3_next")
 

@@ -165,6 +165,7 @@ def test_what_a_template_says_of_a_refusal_is_told_in_short(chatml: LoadedModel)
         "{{ messages | tojson | fromjson }}",
         "{{ ''.format.__globals__.x }}",
         "{% if %}",
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ 1 // 0 }}",
         "{{ [1][5] + [] }}",
         "{{ 'x'.index('y') }}",
         "{{ {}.pop('y') }}",

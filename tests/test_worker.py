@@ -338,6 +338,7 @@ def test_what_comes_with_the_end_is_failed(harness: Harness, script: Script) -> 
 def test_joining_a_busy_worker_gives_up_after_the_timeout(harness: Harness, script: Script) -> None:
     script.gate.clear()
     harness.submit(ask())
+    wait_until(lambda: harness.worker.status.num_running == 1)
     harness.worker.stop()
     assert not harness.worker.join(0.05)
     script.gate.set()
