@@ -25,6 +25,7 @@ CONTEXT_KEYS = (
 CONTEXT_LENGTHS = {"gemma3": 131072}
 VISION_KEYS = ("vision_config", "mm_vision_tower", "img_processor")
 VISION_WEIGHTS = ("vision", "visual", "vit", "image", "img", "patch_embed")
+MAX_NUMBER = 1 << 31
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 CODE_FILES = (
     "config.json",
@@ -217,4 +218,6 @@ def _generation_defaults(path: Path) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_NUMBER

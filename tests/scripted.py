@@ -30,6 +30,8 @@ from tests.tiny.tokenizer import write_json
 
 VOCAB_SIZE = 4096
 END = "<|im_end|>"
+NOT_A_NUMBER = "<nan>"
+"""A piece in whose place the model's logits are no numbers."""
 Piece = str | Exception
 
 
@@ -146,7 +148,11 @@ class ScriptedLanguageModel(nn.Module):
         tokens = mx.array([self._script.next_token(*state) for state in states])
         # the runner-up is the next id, so that logprobs are worth looking at
         ids = mx.arange(VOCAB_SIZE)[None, :]
-        return (20.0 * (ids == tokens[:, None]) + 10.0 * (ids == tokens[:, None] + 1))[:, None, :]
+        logits = 20.0 * (ids == tokens[:, None]) + 10.0 * (ids == tokens[:, None] + 1)
+        nan_id = self._script.tokenizer.backend_tokenizer.token_to_id(NOT_A_NUMBER)
+        if nan_id is not None:
+            logits = mx.where(tokens[:, None] == nan_id, mx.nan, logits)
+        return logits[:, None, :]
 
     def _newest(self, cache: list[Any]) -> list[tuple[int, int]]:
         keys = cache[0].state[0]

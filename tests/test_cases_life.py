@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from mlx_server.config import EngineConfig, ServerConfig
-from tests.scripted import Script
-from tests.scripted_server import CHAT, Served, Stream, chat_body, scripted_server
+from tests.scripted import NOT_A_NUMBER, Script
+from tests.scripted_server import CHAT, Body, Served, Stream, chat_body, scripted_server
 
 CALL = '<tool_call>{"name":"f","arguments":{}}</tool_call>'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -328,6 +328,16 @@ def test_a_checkpoint_with_code_of_its_own_is_refused_and_disturbs_nothing(
     assert "--trust-remote-code" in answer.json()["error"]["message"]
     assert served.engine.status().model == "m"
     assert served.loader.loads == ["m"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}], ids=["plain", "logprobs"])
+def test_logits_that_are_no_numbers_are_an_error_and_no_text(
+    served: Served, script: Script, fields: Body
+) -> None:
+    script.say("a", NOT_A_NUMBER, "b")
+    answer = served.client.post(CHAT, json=chat_body(**fields))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "generation_failed"
 
 
 def test_a_failure_leaves_no_state_behind(served: Served, script: Script) -> None:

@@ -92,6 +92,8 @@ def test_generation_defaults_are_numbers_only(tmp_path: Path) -> None:
 
 def test_generation_defaults_are_finite(tmp_path: Path) -> None:
     assert read(tmp_path, generation_config__json='{"top_p": NaN}').generation_defaults == {}
+    huge = '{"temperature": 1' + 400 * "0" + "}"
+    assert read(tmp_path, generation_config__json=huge).generation_defaults == {}
 
 
 @pytest.mark.parametrize(

@@ -279,3 +279,9 @@ def test_a_checkpoint_before_a_picture_of_the_last_question_is_kept(load_tiny: L
     # between two pictures the place is not known, but before the first and at the end it is
     assert any(text.endswith("user\n") and "look" not in text for text in texts)
     assert one.checkpoints[-1] == len(one) - 1
+
+
+def test_a_template_that_makes_nothing_of_the_messages_is_a_refusal(load_tiny: Load) -> None:
+    loaded = replace(load_tiny("llama"), chat_template="{{ messages[0].content }}")
+    with pytest.raises(InvalidRequest):
+        prepare(loaded, ChatPrompt((ChatMessage("user"),)), [])

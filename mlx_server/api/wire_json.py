@@ -6,7 +6,7 @@ import json
 
 from fastapi import Response
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def to_json(value: object) -> str:

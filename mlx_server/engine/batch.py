@@ -5,7 +5,7 @@ handed back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
@@ -87,10 +87,13 @@ class RowBatch:
     def decode(self) -> list[RowToken]:
         """One token for every row.
 
-        The next step is already under way on the device when this returns.
+        The next step is already under way on the device when this returns. Raises
+        FloatingPointError if the model's logits are no numbers.
         """
-        pending = self._sampler.pending
+        pending, broken = self._sampler.pending, self._sampler.broken
         responses = self._batch.next()
+        if broken is not None and any(cast(list[bool], broken.tolist())):
+            raise FloatingPointError("the model's logits are no numbers")
         logprobs = pending.read() if pending else [None] * len(responses)
         return [
             RowToken(response.uid, response.token, row_logprobs)

@@ -91,6 +91,10 @@ class PendingLogprobs:
             wanted=tuple(self.wanted[i] for i in indices),
         )
 
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        return self.chosen, self.top_ids, self.top_logprobs
+
     def read(self) -> list[TopLogprobs | None]:
         """Wait for the arrays and give each row that asked its numbers."""
         chosen = cast(list[float], self.chosen.tolist())

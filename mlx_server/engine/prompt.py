@@ -53,6 +53,8 @@ def prepare(
     if images:
         return _prepare_with_images(loaded, prompt, text, images)
     token_ids = _encode(loaded, text, "messages", add_special_tokens=False)
+    if not token_ids:
+        raise InvalidRequest("The model's chat template makes no text of these messages.")
     checkpoints = _checkpoints(loaded, prompt, text, token_ids, token_ids)
     return PreparedPrompt(token_ids, _as_keys(token_ids), text, checkpoints=checkpoints)
 

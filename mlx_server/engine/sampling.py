@@ -90,12 +90,13 @@ class RowSampler:
     """Samples all rows of a batch at once. It is called with the model's logits, shape
     (rows, vocab).
 
-    `pending` describes the tokens of the last call, row by row; the batch returns them one step
-    later.
+    `pending` describes the tokens of the last call, row by row, and `broken` says which of them
+    were drawn from logits that are no numbers; the batch returns the tokens one step later.
     """
 
     rows: list[SamplerRow] = field(default_factory=list)
     pending: PendingLogprobs | None = None
+    broken: mx.array | None = None
     _last_tokens: mx.array | None = None
 
     def __call__(self, logits: mx.array) -> mx.array:
@@ -104,7 +105,10 @@ class RowSampler:
         self.pending = PendingLogprobs.capture(
             logits, tokens, tuple(row.top_logprobs for row in self.rows)
         )
+        self.broken = mx.any(mx.isnan(logits), axis=-1)
         self._last_tokens = tokens
+        # with the tokens, or reading what goes with them would wait for the step after
+        mx.async_eval(tokens, self.broken, *(self.pending.arrays if self.pending else ()))
         for row in self.rows:
             row.position += 1
         return tokens
@@ -115,18 +119,19 @@ class RowSampler:
             self.pending, len(self.rows), other.pending, len(other.rows)
         )
         self.rows.extend(other.rows)
-        both = [t for t in (self._last_tokens, other._last_tokens) if t is not None]
-        self._last_tokens = mx.concatenate(both) if both else None
+        self._last_tokens = _joined(self._last_tokens, other._last_tokens)
+        self.broken = _joined(self.broken, other.broken)
 
     def keep(self, indices: list[int]) -> None:
         self.rows = [self.rows[i] for i in indices]
         if not indices:
-            self.pending, self._last_tokens = None, None
+            self.pending, self.broken, self._last_tokens = None, None, None
             return
         if self.pending is not None:
             self.pending = self.pending.keep(indices)
-        if self._last_tokens is not None:
+        if self._last_tokens is not None and self.broken is not None:
             self._last_tokens = self._last_tokens[mx.array(indices)]
+            self.broken = self.broken[mx.array(indices)]
 
     def _process(self, logits: mx.array) -> mx.array:
         """Run the processors of the rows that have any; the others stay in the one array."""
@@ -140,6 +145,11 @@ class RowSampler:
                 one = processor(one, last)
             scores.append(one)
         return mx.stack(scores)
+
+
+def _joined(left: mx.array | None, right: mx.array | None) -> mx.array | None:
+    both = [array for array in (left, right) if array is not None]
+    return mx.concatenate(both) if both else None
 
 
 def sample(scores: mx.array, rows: list[SamplerRow]) -> mx.array:
