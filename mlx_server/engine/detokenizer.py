@@ -8,6 +8,8 @@ from typing import Any, Protocol
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 4
 MAX_CHARACTER_TOKENS = 4
+# Half a character makes fewer of them, also where the bytes before it are given up with it.
+MAX_REPLACEMENTS = 16
 
 
 class _Backend(Protocol):
@@ -32,9 +34,10 @@ class Detokenizer:
         """The text that `token_id` completes; empty while it ends inside a character."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text == self._shown or text.endswith(REPLACEMENT):
-            return ""
-        return self._advance(text)
+        whole = text.rstrip(REPLACEMENT)
+        if 0 < len(text) - len(whole) <= MAX_REPLACEMENTS:
+            return self._show(whole)
+        return self._advance(text) if text != self._shown else ""
 
     def finish(self) -> str:
         """What is whole of the text still held back."""
@@ -49,6 +52,13 @@ class Detokenizer:
             if not self._decode(context).startswith(REPLACEMENT):
                 break
         return context
+
+    def _show(self, text: str) -> str:
+        """What is new in the text; all tokens stay in the window."""
+        if not text.startswith(self._shown):
+            return ""
+        new, self._shown = text[len(self._shown) :], text
+        return new
 
     def _advance(self, text: str) -> str:
         # a prompt can end inside a character, and what stood for its first half is then replaced
