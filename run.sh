@@ -2,20 +2,22 @@
 # Serve a model: ./run.sh [gemma|qwen|smollm2|REPO|PATH] [options of the server ...]
 set -eu
 
-model=gemma
+# The first word is the model. Without one it is gemma, unless the options name another.
 case "${1-}" in
-    "" | -*) ;;
-    *)
-        model=$1
-        shift
+    "" | -*)
+        case " $* " in
+            *" --model "* | *" --model="*) ;;
+            *) set -- --model gemma "$@" ;;
+        esac
         ;;
+    *) set -- --model "$@" ;;
 esac
 
 # Paths among the arguments are relative to the caller's folder.
 from=$PWD
-cd "$(dirname "$0")"
+CDPATH='' cd -- "$(dirname -- "$0")"
 root=$PWD
 . scripts/setup.sh
 set_up ""
 cd "$from"
-exec "$root/$PYTHON" -P -m mlx_server.main --model "$model" "$@"
+exec "$root/$PYTHON" -P -m mlx_server.main "$@"

@@ -45,6 +45,10 @@ def model_failed(model: str, reason: str) -> str:
     return f"The model {model} could not be loaded, and so the server stops: {reason}"
 
 
+def stopping(drain_s: float) -> str:
+    return f"Stopping: running answers have {drain_s:g} s to end. Ctrl+C again ends them now."
+
+
 def cannot_listen(config: ServerConfig, error: OSError) -> str:
     where = f"port {config.port} on {config.host}"
     match error.errno:

@@ -26,7 +26,14 @@ from mlx_server.catalog import Catalog
 from mlx_server.cli import parse_args
 from mlx_server.config import LOCAL_PAGES, ServerConfig
 from mlx_server.errors import ServerError
-from mlx_server.greeting import cannot_listen, greeting, model_failed, model_missing, url_of
+from mlx_server.greeting import (
+    cannot_listen,
+    greeting,
+    model_failed,
+    model_missing,
+    stopping,
+    url_of,
+)
 from mlx_server.middleware.auth import ApiKeyAuth
 from mlx_server.middleware.body_guard import BodyGuard
 from mlx_server.middleware.request_id import RequestId
@@ -142,6 +149,8 @@ class Server(uvicorn.Server):
             signal.raise_signal(sig)
         elif not self.should_exit:
             self.should_exit = True
+            if self.engine.status().num_running:
+                print(stopping(self.drain_s), file=sys.stderr)
             # Nothing can interrupt the MLX thread in the middle of a step, such as a load.
             timer = threading.Timer(self.drain_s + STOP_S, leave, [self.exit_status])
             timer.daemon = True

@@ -24,7 +24,11 @@ class ModelNames:
 
     def __init__(self, models: Sequence[str], aliases: Mapping[str, str]) -> None:
         given = {word: parse_source(word, aliases) for word in models}
-        aliased = {name: parse_source(name, aliases) for name in aliases}
+        folders = {s.path.name: s for s in given.values() if isinstance(s, Folder)}
+        aliased: dict[str, Source] = {
+            name: folders.get(target) or parse_source(name, aliases)
+            for name, target in aliases.items()
+        }
         self.default = next(iter(given.values()), None)
         self._sources: dict[str, Source] = dict(aliased)
         self._ids: dict[Source, str] = {}

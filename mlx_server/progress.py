@@ -55,8 +55,8 @@ class TerminalProgress:
         self._end_line()
 
     def _draw(self, line: str) -> None:
-        # blanks over what a longer line leaves behind
-        self._write(f"\r{line:<{len(self._line)}}")
+        # blanks over what a longer line leaves behind; a line of the log may write over the bar
+        self._write(f"{line:<{len(self._line)}}\r")
         self._line = line
 
     def _end_line(self) -> None:

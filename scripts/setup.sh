@@ -3,6 +3,7 @@
 
 PYTHON=.venv/bin/python
 STAMP=.venv/installed
+LOCK=$PWD/.setup-lock
 
 find_python() {
     for candidate in python3.13 python3.12 python3.11 python3 python; do
@@ -38,8 +39,37 @@ install_project() {
     fi
 }
 
-# The stamp is away while packages are installed: without it .venv is half-made and not used again.
+# One set-up at a time: another one's half-made .venv would be taken for a broken one.
+lock() {
+    local owner num_nameless=0
+    until mkdir "$LOCK" 2>/dev/null; do
+        owner=$(cat "$LOCK/owner" 2>/dev/null) || owner=
+        [ -n "$owner" ] || num_nameless=$((num_nameless + 1))
+        if [ "$num_nameless" -gt 3 ] || { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; }; then
+            rm -rf "$LOCK"
+        else
+            sleep 1
+        fi
+    done
+    echo $$ >"$LOCK/owner"
+    trap 'rm -rf "$LOCK"' EXIT
+}
+
+unlock() {
+    rm -rf "$LOCK"
+    trap - EXIT
+}
+
 set_up() {
+    local status=0
+    lock
+    make_ready "$1" || status=$?
+    unlock
+    return "$status"
+}
+
+# The stamp is away while packages are installed: without it .venv is half-made and not used again.
+make_ready() {
     local extras=$1 state wanted
     wanted="$(cksum <pyproject.toml) $PWD"
     state=$(cat "$STAMP" 2>/dev/null) || state=

@@ -4,6 +4,7 @@ failing, swapping.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -390,3 +391,20 @@ def test_a_full_queue_is_a_429_with_retry_after(tmp_path: Path) -> None:
             first.result()
     assert answer.status_code == 429
     assert "retry-after" in answer.headers
+
+
+def test_b012_a_stream_under_way_ends_with_an_error_however_long_a_step_takes(
+    served: Served, script: Script
+) -> None:
+    script.say(*["x"] * 50)
+    with ThreadPoolExecutor(1) as pool:
+        script.token_s = 0.05
+        stream = pool.submit(served.stream)
+        wait_for(lambda: script.num_tokens > 3)
+        script.gate.clear()
+        loop = served.engine._loop
+        assert loop is not None
+        asyncio.run_coroutine_threadsafe(served.engine.close(0.0), loop)
+        assert stream.result().finish_reasons == ["error"]
+        assert stream.result().is_done
+        script.gate.set()

@@ -316,3 +316,10 @@ def test_a_catalog_without_models_has_no_default(tmp_path: Path) -> None:
     catalog = Catalog.from_config(ServerConfig(models=()), hub=Hub(tmp_path))
     with pytest.raises(ModelNotFound):
         catalog.resolve(None)
+
+
+def test_an_alias_may_name_a_model_given_at_start_by_its_folder(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "llm")
+    catalog = make_catalog(tmp_path, path, aliases={"eyes": "llm"})
+    assert catalog.resolve("eyes").id == "llm"
+    assert "eyes" in catalog.resolve("llm").aliases

@@ -48,7 +48,7 @@ def test_a_terminal_is_not_drawn_on_when_nothing_new_can_be_seen() -> None:
     for _ in range(3):
         report("convert", 100_000, 100_000)
     assert terminal.getvalue().count("\r") == 2
-    assert terminal.getvalue().endswith("100 %\n")
+    assert terminal.getvalue().endswith("100 %\r\n")
 
 
 def test_a_shorter_line_leaves_nothing_of_a_longer_one() -> None:
@@ -86,7 +86,7 @@ def test_an_error_text_does_not_end_up_behind_a_bar() -> None:
     with pytest.raises(RuntimeError), TerminalProgress(terminal) as report:
         report("download", 1, 3)
         raise RuntimeError
-    assert terminal.getvalue().endswith(" 33 %\n")
+    assert terminal.getvalue().endswith(" 33 %\r\n")
 
 
 def test_a_bar_that_was_never_drawn_leaves_no_line() -> None:

@@ -170,8 +170,38 @@ def test_without_a_recent_python_the_message_says_what_to_install(checkout: Chec
     (checkout.bin / "uv").unlink()
     tools = checkout.bin.parent / "tools"
     tools.mkdir()
-    for name in ("bash", "cat", "cksum", "dirname", "env", "rm"):
+    for name in ("bash", "cat", "cksum", "dirname", "env", "mkdir", "rm", "sleep"):
         (tools / name).symlink_to(shutil.which(name) or name)
     ran = checkout.run("env", f"PATH={tools}", "./run.sh")
     assert ran.returncode != 0
     assert "needs Python 3.11 or newer" in ran.stderr
+
+
+@pytest.mark.parametrize("option", [["--model", "x"], ["--model=x"]])
+def test_a_model_among_the_options_takes_the_place_of_the_default(
+    checkout: Checkout, option: list[str]
+) -> None:
+    ran = checkout.run("./run.sh", "--port", "1", *option)
+    assert "gemma" not in ran.stdout
+    assert ran.stdout.splitlines()[-len(option) :] == option
+
+
+def test_the_lock_of_a_set_up_that_was_killed_is_taken_over(checkout: Checkout) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    lock = checkout.folder / ".setup-lock"
+    lock.mkdir()
+    (lock / "owner").write_text(str(gone.pid))
+    assert checkout.run("./run.sh").returncode == 0
+    assert not lock.exists()
+
+
+def test_of_two_set_ups_at_once_the_second_waits(checkout: Checkout) -> None:
+    lock = checkout.folder / ".setup-lock"
+    lock.mkdir()
+    (lock / "owner").write_text(str(os.getpid()))
+    with subprocess.Popen(["./run.sh"], cwd=checkout.folder, stderr=subprocess.DEVNULL) as waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(1.5)
+        waiting.kill()
+    assert checkout.take_calls() == []

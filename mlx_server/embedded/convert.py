@@ -20,6 +20,9 @@ from mlx_server.progress import Report
 
 STAGE = "convert"
 
+# At a temperature of 1 so small a model drifts off; these are what its makers recommend.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+
 
 def convert(gguf: Path, folder: Path, report: Report) -> None:
     """Write the checkpoint's files into the empty `folder`."""
@@ -34,7 +37,7 @@ def convert(gguf: Path, folder: Path, report: Report) -> None:
     (folder / "model.safetensors").write_bytes(save(arrays, metadata={"format": "mlx"}))
     build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
-    _write_json(folder / "generation_config.json", _end_tokens(metadata))
+    _write_json(folder / "generation_config.json", _end_tokens(metadata) | SAMPLING)
     config = _model_config(metadata) | {"quantization": _quantization(layers)}
     _write_json(folder / "config.json", config)
 

@@ -72,6 +72,9 @@ class Engine:
         deadline = time.monotonic() + drain_s
         while self._channels and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        # at once, and not when the step under way is over: connections do not stay for ever
+        for channel in self._channels.values():
+            channel.put_nowait(stopped())
         self._worker.stop()
         await asyncio.to_thread(self._worker.join, STOP_TIMEOUT_S)
 
