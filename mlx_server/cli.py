@@ -63,6 +63,9 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
         context_length=options.context_length,
         default_max_tokens=options.default_max_tokens,
         prefix_cache_bytes=None if cache_gb is None else int(cache_gb * GIB),
+        max_num_seqs=options.max_num_seqs,
+        max_decode_stall_s=options.max_decode_stall_ms / 1000,
+        swap_patience_s=options.swap_patience_s,
         max_waiting=options.max_waiting,
         request_timeout_s=options.request_timeout_s,
         cpu_dtype=options.cpu_dtype,
@@ -194,6 +197,29 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="longest answer to a request that sets no limit (default: up to the end of the "
         "context)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=whole_number(1),
+        default=engine.max_num_seqs,
+        metavar="N",
+        help="answers that are written at a time, further ones wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-decode-stall-ms",
+        type=number_above(0),
+        default=engine.max_decode_stall_s * 1000,
+        metavar="MS",
+        help="running answers wait no longer than this for the next piece of a new prompt "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
+        "--swap-patience-s",
+        type=number_from(0),
+        default=engine.swap_patience_s,
+        metavar="SECONDS",
+        help="how long the loaded model takes new requests while others wait for another model "
+        "(default: %(default)g)",
     )
     group.add_argument(
         "--max-waiting",

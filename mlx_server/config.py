@@ -35,6 +35,9 @@ class EngineConfig:
     context_length: int | None = None
     default_max_tokens: int | None = None
     prefix_cache_bytes: int | None = None
+    max_num_seqs: int = 32
+    max_decode_stall_s: float = 0.25
+    swap_patience_s: float = 5.0
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
     cpu_dtype: str = "float32"

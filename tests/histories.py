@@ -21,8 +21,10 @@ from mlx_server.engine.sequence import (
 from tests.engine_runs import (
     Answer,
     assistant,
+    decode,
     make_sequence,
     picture,
+    prefill,
     system,
     user,
 )
@@ -73,13 +75,13 @@ class History:
     def prefill(self) -> None:
         assert self.prefilling is not None
         ask, sequence = self.prefilling
-        event = self.runner.prefill(sequence)
+        event = prefill(self.runner, sequence)
         if isinstance(event, Started):
             self.prefilling = None
             self.running[sequence.uid] = (ask, sequence, Answer(event))
 
     def decode(self) -> None:
-        for sequence, delta in self.runner.decode():
+        for sequence, delta in decode(self.runner):
             ask, _, answer = self.running[sequence.uid]
             answer.deltas.append(delta)
             if delta.finish_reason is not None:

@@ -59,7 +59,7 @@ def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
         vocab_size=loaded.vocab_size,
         top_logprobs=loaded.vocab_size,
     )
-    batch.join(0, prefill.batch, row)
+    batch.join(0, batch.start(prefill.batch), row)
     both = []
     for _ in range(2):
         (token,) = batch.decode()

@@ -48,10 +48,14 @@ class Engine:
     ) -> None:
         self.catalog = catalog
         self._config = config
-        self._scheduler = Scheduler()
-        self._worker = Worker(
-            ModelSlot(config, load), self._scheduler, locate=self._locate, post=self._post
+        slot = ModelSlot(config, load)
+        scheduler = Scheduler(
+            slot,
+            max_num_seqs=config.max_num_seqs,
+            max_decode_stall_s=config.max_decode_stall_s,
+            swap_patience_s=config.swap_patience_s,
         )
+        self._worker = Worker(slot, scheduler, locate=self._locate, post=self._post)
         self._uids = itertools.count()
         self._channels: dict[str, Events] = {}
         self._num_unfinished = 0

@@ -17,9 +17,9 @@ NO_LIMIT = 1 << 62
 
 
 class Prefill:
-    """Runs all prompt tokens but the last, which `RowBatch.join` runs to sample the first token.
+    """Runs all prompt tokens but the last, which `RowBatch.start` runs for its logits.
 
-    A prompt that its model must see whole is left to `join` altogether.
+    A prompt that its model must see whole is left to `start` altogether.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Prefill:
         """KV state of the first `num_done` tokens."""
         return self._caches
 
-    def step(self) -> None:
+    def step(self, max_tokens: int | None = None) -> None:
         """Run one chunk; it ends at the next checkpoint, where a copy of the KV state is kept."""
-        end = self.num_done + self._step_size
+        end = self.num_done + min(self._step_size, max_tokens or self._step_size)
         self.batch.prefill_step_size = (
             min([end, *(c for c in self.prompt.checkpoints if c > self.num_done)]) - self.num_done
         )

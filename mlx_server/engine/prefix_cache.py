@@ -53,20 +53,28 @@ class PrefixCache:
         """The longest kept prefix of `keys`; never all of it, since the last token must run to give
         logits.
         """
-        best_id, best_length = None, 0
-        for entry_id, entry in self._entries.items():
-            length = min(_common_length(entry.keys, keys), len(keys) - 1)
-            if length < len(entry.keys) and not is_trimmable(entry.caches):
-                continue
-            if length > best_length:
-                best_id, best_length = entry_id, length
+        best_id, length = self._longest(keys)
         if best_id is None:
             return None
         self._entries.move_to_end(best_id)
         entry = self._entries[best_id]
         caches = fork(entry.caches)
-        trim(caches, len(entry.keys) - best_length)
-        return PrefixMatch(best_length, caches)
+        trim(caches, len(entry.keys) - length)
+        return PrefixMatch(length, caches)
+
+    def peek(self, keys: Keys) -> int:
+        """How many positions `match` would give."""
+        return self._longest(keys)[1]
+
+    def _longest(self, keys: Keys) -> tuple[int | None, int]:
+        best_id, best_length = None, 0
+        for entry_id, entry in self._entries.items():
+            length = min(common_length(entry.keys, keys), len(keys) - 1)
+            if length < len(entry.keys) and not is_trimmable(entry.caches):
+                continue
+            if length > best_length:
+                best_id, best_length = entry_id, length
+        return best_id, best_length
 
     def insert(self, keys: Keys, caches: KVCaches) -> None:
         """Keep `caches`, which hold exactly the positions of `keys`, and now belong to the prefix
@@ -92,7 +100,7 @@ class PrefixCache:
     def _is_served(self, keys: Keys) -> bool:
         """Whether a longer entry that can be trimmed back holds these positions as well."""
         for entry_id, entry in self._entries.items():
-            holds_them = _common_length(entry.keys, keys) == len(keys) < len(entry.keys)
+            holds_them = common_length(entry.keys, keys) == len(keys) < len(entry.keys)
             if holds_them and is_trimmable(entry.caches):
                 self._entries.move_to_end(entry_id)
                 return True
@@ -103,7 +111,7 @@ class PrefixCache:
         trimmed back.
         """
         for entry_id, entry in list(self._entries.items()):
-            covered = _common_length(entry.keys, new.keys) == len(entry.keys)
+            covered = common_length(entry.keys, new.keys) == len(entry.keys)
             if covered and (len(entry.keys) == len(new.keys) or is_trimmable(new.caches)):
                 self._drop(entry_id)
 
@@ -111,7 +119,7 @@ class PrefixCache:
         self.num_bytes -= self._entries.pop(entry_id).num_bytes
 
 
-def _common_length(left: Keys, right: Keys) -> int:
+def common_length(left: Keys, right: Keys) -> int:
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     return int(np.argmax(differs)) if differs.any() else length

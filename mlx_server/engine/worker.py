@@ -16,10 +16,11 @@ import mlx.core as mx
 
 from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
-from mlx_server.engine.scheduler import LoadStep, PrefillStep, PrepareStep, Scheduler, Step
+from mlx_server.engine.scheduler import Scheduler
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.status import EngineStatus
+from mlx_server.engine.steps import LoadStep, PrefillStep, PrepareStep, Step
 from mlx_server.errors import (
     EngineStopped,
     GenerationFailed,
@@ -108,7 +109,7 @@ class Worker:
             if self._is_stopping:
                 return
             self._expire()
-            step = self._scheduler.next_step(self._slot.model_id)
+            step = self._scheduler.next_step(self._slot.model_id, time.monotonic())
             self._flush()
             if step is not None:
                 self._run_step(step)
@@ -139,18 +140,21 @@ class Worker:
             self._commands.get()()
 
     def _run_step(self, step: Step) -> None:
+        began = time.monotonic()
+        num_tokens = 0
         try:
             if isinstance(step, LoadStep):
                 self._load(step.model)
             elif isinstance(step, PrepareStep):
                 self._prepare(step.sequence)
             elif isinstance(step, PrefillStep):
-                self._prefill(step.sequence)
+                num_tokens = self._prefill(step)
             else:
                 self._decode()
         except ServerError as error:
             logger.info("refused: %s", error.message)
             self._fail(self._concerned(step), error)
+        self._scheduler.ran(step, time.monotonic() - began, num_tokens)
 
     def _recover(self, step: Step | None, failure: ServerError) -> None:
         """No KV state outlives a failure on the device, so all that had some goes with it."""
@@ -159,8 +163,7 @@ class Worker:
             self._fail(concerned, failure)
             return
         self._reset_runner()
-        scheduler = self._scheduler
-        with_state = [s for s in (*scheduler.running, scheduler.prefilling) if s is not None]
+        with_state = [*self._scheduler.running, *self._scheduler.prefilling]
         self._fail([*concerned, *(s for s in with_state if s not in concerned)], failure)
 
     def _reset_runner(self) -> None:
@@ -173,7 +176,7 @@ class Worker:
         if isinstance(step, PrepareStep):
             return self._siblings(step.sequence)
         if isinstance(step, PrefillStep):
-            return [step.sequence]
+            return [step.sequence, *self._siblings(step.sequence)]
         return list(self._scheduler.running)
 
     def _load(self, model: str) -> None:
@@ -205,19 +208,34 @@ class Worker:
         """The waiting sequences of the same request, which have the same prompt."""
         return [s for s in self._scheduler.waiting if s.request is sequence.request]
 
-    def _prefill(self, sequence: Sequence) -> None:
+    def _prefill(self, step: PrefillStep) -> int:
+        """Returns the number of prompt tokens that ran."""
         assert self._slot.runner is not None
-        event = self._slot.runner.prefill(sequence)
-        if isinstance(event, Started):
+        sequence = step.sequence
+        try:
+            result = self._slot.runner.prefill(sequence, step.max_tokens)
+        except ServerError:
+            raise
+        except Exception as error:
+            logger.exception("a prefill failed")
+            error.__traceback__ = None
+            self._slot.runner.forget(sequence)
+            raise failure_of(error) from None
+        if isinstance(result.event, Started):
+            self._slot.runner.join(sequence)
             self._scheduler.prefilled(sequence)
-        self._emit(sequence, event)
+        self._emit(sequence, result.event)
+        return result.num_tokens
 
     def _decode(self) -> None:
         assert self._slot.runner is not None
-        for sequence, delta in self._slot.runner.decode():
-            if delta.finish_reason is not None:
+        for sequence, event in self._slot.runner.decode():
+            if isinstance(event, ServerError) or event.finish_reason is not None:
                 self._scheduler.finish(sequence)
-            self._emit(sequence, delta)
+            self._emit(sequence, event)
+        # nobody's last token waits while the state behind it is put away
+        self._flush()
+        self._slot.runner.settle()
 
     def _expire(self) -> None:
         """Cut the answers, and refuse the prompts, whose time is up."""
@@ -231,8 +249,9 @@ class Worker:
                 self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
 
     def _add(self, sequences: list[Sequence]) -> None:
+        now = time.monotonic()
         for sequence in sequences:
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, now)
 
     def _abort(self, request_id: str) -> None:
         for sequence in self._scheduler.sequences():
