@@ -18,7 +18,7 @@ from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.sampling import SamplingDefaults, make_row
+from mlx_server.engine.sampler_row import SamplingDefaults, make_row
 from mlx_server.engine.sequence import ChatPrompt, SamplingParams
 from tests.engine_runs import picture, user
 

@@ -17,7 +17,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.sampling import SamplingDefaults, make_row
+from mlx_server.engine.sampler_row import SamplingDefaults, make_row
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt, SamplingParams
 from tests.engine_runs import assistant, picture, system, user
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint

@@ -11,7 +11,7 @@ import pytest
 from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.runner import Runner
-from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.sequence import (
     ChatPrompt,
     Delta,

@@ -12,7 +12,8 @@ from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
 
 from mlx_server.engine.kv_caches import KVCaches, extract, fork
 from mlx_server.engine.logprobs import TopLogprobs
-from mlx_server.engine.sampling import RowSampler, SamplerRow
+from mlx_server.engine.sampler_row import SamplerRow
+from mlx_server.engine.sampling import RowSampler
 
 NO_LIMIT = 1 << 62
 

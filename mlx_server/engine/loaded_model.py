@@ -8,7 +8,7 @@ from typing import Any
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
 from mlx_server.engine.kv_caches import KVCaches
-from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
 
 # Families whose image positions and features were seen to survive a prefill that starts behind some

@@ -20,7 +20,7 @@ from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import is_cpu
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
 from mlx_server.parsers.tools import detect_tool_format
 

@@ -16,7 +16,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.sampling import SamplerRow, make_row
+from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sequence import Delta, Progress, Sequence, Started
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
 

@@ -1,8 +1,9 @@
 """Whose turn it is: which model is in the slot, how long it stays, and which one is next.
 
 A turn lasts while the model has work, but once another model has waited for `patience_s`, only what
-came before that other one's oldest request, or before the turn, is still taken in. The next turn goes to the model whose
-last turn is longest ago, so a request waits for no more than one other turn of every other model.
+came before that other one's oldest request, or before the turn, is still taken in. The next turn
+goes to the model whose last turn is longest ago, so a request waits for no more than one other turn
+of every other model.
 """
 
 from __future__ import annotations
