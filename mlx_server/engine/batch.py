@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
 
 from mlx_server.engine.kv_caches import KVCaches, extract, fork
+from mlx_server.engine.kv_quantisation import as_batch_rows
 from mlx_server.engine.logprobs import TopLogprobs
 from mlx_server.engine.sampler_row import SamplerRow
 from mlx_server.engine.sampling import RowSampler
@@ -115,7 +116,7 @@ class RowBatch:
             self._tap,
             [uid],
             sampler(start.logits),
-            start.caches,
+            as_batch_rows(start.caches),
             self._sample,
             _never_stop,
             [NO_LIMIT],
@@ -144,6 +145,8 @@ class RowBatch:
 
     def release(self, uids: list[int]) -> list[KVCaches]:
         """Take rows out of the batch and give their caches to the caller, in the same order."""
+        if not uids:
+            return []
         indices = [self._batch.uids.index(uid) for uid in uids]
         caches = [extract(self._batch.prompt_cache, index) for index in indices]
         keep = [i for i in range(len(self._batch)) if i not in indices]

@@ -13,12 +13,14 @@ from typing import Any
 import mlx.core as mx
 import mlx_vlm
 from mlx.utils import tree_flatten
+from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.quant_utils import dequantize_model
 from mlx_vlm.utils import resolve_eos_token_ids
 
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import is_cpu
+from mlx_server.engine.kv_quantisation import refuse_unless_quantisable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
@@ -55,6 +57,10 @@ def assemble(
         # Gemma 3's processor does not take over its tokenizer's template
         processor.chat_template = facts.chat_template
     token_text = TokenText(tokenizer)
+    if config.kv_quantisation is not None:
+        language_model = model.language_model
+        caches = make_prompt_cache(language_model)
+        refuse_unless_quantisable(language_model, caches, config.kv_quantisation)
     return LoadedModel(
         id=model_id,
         model=model,
@@ -68,6 +74,7 @@ def assemble(
         defaults=_defaults(facts),
         tool_format=detect_tool_format(facts.chat_template, facts.model_type),
         token_text=token_text,
+        kv_quantisation=config.kv_quantisation,
     )
 
 

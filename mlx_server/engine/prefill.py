@@ -35,8 +35,10 @@ class Prefill:
         self.prompt = prompt
         self._prefix_cache = prefix_cache
         self._step_size = step_size
+        self.variant = loaded.kv_variant(len(prompt))
         can_start_warm = not prompt.inputs or loaded.is_warm_vision
-        self._begin(loaded, prefix_cache.match(prompt.keys) if can_start_warm else None)
+        match = prefix_cache.match(prompt.keys, self.variant) if can_start_warm else None
+        self._begin(loaded, match)
         if self._is_whole and self.num_cached_tokens:
             self._begin(loaded, None)
 
@@ -58,12 +60,13 @@ class Prefill:
         self.num_done += self.batch.prompt_step()
         mx.eval([cache.state for cache in self._caches])
         if self.num_done in self.prompt.checkpoints:
-            self._prefix_cache.insert(self.prompt.keys[: self.num_done], fork(self._caches))
+            keys = self.prompt.keys[: self.num_done]
+            self._prefix_cache.insert(keys, fork(self._caches), self.variant)
 
     def _begin(self, loaded: LoadedModel, match: PrefixMatch | None) -> None:
         self.num_cached_tokens = match.num_tokens if match else 0
         self.num_done = self.num_cached_tokens
-        self._caches = match.caches if match else loaded.make_caches()
+        self._caches = match.caches if match else loaded.make_caches(self.variant)
         self.batch = self._make_batch(loaded)
         # mlx_vlm asks only the inner model whether it may be given the prompt in chunks
         if not _may_be_cut(loaded, self.batch):

@@ -31,6 +31,7 @@ class _Entry:
     keys: Keys
     caches: KVCaches
     num_bytes: int
+    variant: str
 
 
 class PrefixCache:
@@ -49,11 +50,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def match(self, keys: Keys) -> PrefixMatch | None:
+    def match(self, keys: Keys, variant: str = "") -> PrefixMatch | None:
         """The longest kept prefix of `keys`; never all of it, since the last token must run to give
         logits.
         """
-        best_id, length = self._longest(keys)
+        best_id, length = self._longest(keys, variant)
         if best_id is None:
             return None
         self._entries.move_to_end(best_id)
@@ -62,13 +63,15 @@ class PrefixCache:
         trim(caches, len(entry.keys) - length)
         return PrefixMatch(length, caches)
 
-    def peek(self, keys: Keys) -> int:
+    def peek(self, keys: Keys, variant: str = "") -> int:
         """How many positions `match` would give."""
-        return self._longest(keys)[1]
+        return self._longest(keys, variant)[1]
 
-    def _longest(self, keys: Keys) -> tuple[int | None, int]:
+    def _longest(self, keys: Keys, variant: str) -> tuple[int | None, int]:
         best_id, best_length = None, 0
         for entry_id, entry in self._entries.items():
+            if entry.variant != variant:
+                continue
             length = min(common_length(entry.keys, keys), len(keys) - 1)
             if length < len(entry.keys) and not is_trimmable(entry.caches):
                 continue
@@ -76,14 +79,14 @@ class PrefixCache:
                 best_id, best_length = entry_id, length
         return best_id, best_length
 
-    def insert(self, keys: Keys, caches: KVCaches) -> None:
+    def insert(self, keys: Keys, caches: KVCaches, variant: str = "") -> None:
         """Keep `caches`, which hold exactly the positions of `keys`, and now belong to the prefix
         cache.
         """
-        if len(keys) == 0 or self.max_bytes == 0 or self._is_served(keys):
+        if len(keys) == 0 or self.max_bytes == 0 or self._is_served(keys, variant):
             return
         materialise(caches)
-        entry = _Entry(keys, caches, num_bytes(caches))
+        entry = _Entry(keys, caches, num_bytes(caches), variant)
         if entry.num_bytes > self.max_bytes:
             return
         self._drop_covered_by(entry)
@@ -97,11 +100,11 @@ class PrefixCache:
         self._entries.clear()
         self.num_bytes = 0
 
-    def _is_served(self, keys: Keys) -> bool:
+    def _is_served(self, keys: Keys, variant: str) -> bool:
         """Whether a longer entry that can be trimmed back holds these positions as well."""
         for entry_id, entry in self._entries.items():
             holds_them = common_length(entry.keys, keys) == len(keys) < len(entry.keys)
-            if holds_them and is_trimmable(entry.caches):
+            if entry.variant == variant and holds_them and is_trimmable(entry.caches):
                 self._entries.move_to_end(entry_id)
                 return True
         return False
@@ -111,7 +114,9 @@ class PrefixCache:
         trimmed back.
         """
         for entry_id, entry in list(self._entries.items()):
-            covered = common_length(entry.keys, new.keys) == len(entry.keys)
+            covered = entry.variant == new.variant and common_length(entry.keys, new.keys) == len(
+                entry.keys
+            )
             if covered and (len(entry.keys) == len(new.keys) or is_trimmable(new.caches)):
                 self._drop(entry_id)
 

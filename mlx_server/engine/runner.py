@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.engine.batch import RowBatch, RowStart
+from mlx_server.engine.batch import RowBatch, RowStart, RowToken
 from mlx_server.engine.completion import Completion
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefill import Prefill
-from mlx_server.engine.prefix_cache import PrefixCache, common_length
+from mlx_server.engine.prefix_cache import Keys, PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sequence import Delta, Progress, Sequence, Started
@@ -37,6 +37,11 @@ class _Row:
     sequence: Sequence
     prompt: PreparedPrompt
     completion: Completion
+
+    def keys(self) -> Keys:
+        """Those of the prompt and of all tokens that came."""
+        new_keys = np.array(self.completion.token_ids, dtype=np.int64)
+        return np.concatenate([self.prompt.keys, new_keys])
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +73,7 @@ class Runner:
         self._forget_all()
 
     def _forget_all(self) -> None:
-        self._batch = RowBatch(self.loaded.language_model)
+        self._batches: dict[str, RowBatch] = {}
         self._prefills: dict[int, Prefill] = {}
         self._rows: dict[int, _Row] = {}
         self._ended = _Ended()
@@ -94,8 +99,11 @@ class Runner:
             return 0
         if sequence.uid not in self._num_left:
             prompt: PreparedPrompt = sequence.prompt
-            self._num_left[sequence.uid] = len(prompt) - self.prefix_cache.peek(prompt.keys)
+            self._num_left[sequence.uid] = len(prompt) - self._num_cached(prompt)
         return self._num_left[sequence.uid]
+
+    def _num_cached(self, prompt: PreparedPrompt) -> int:
+        return self.prefix_cache.peek(prompt.keys, self.loaded.kv_variant(len(prompt)))
 
     def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
         """Whether `sequence` will find KV state that `earlier` has still to compute."""
@@ -121,7 +129,7 @@ class Runner:
         if not prefill.is_done:
             progress = Progress("prefill", prefill.num_done, len(prefill.prompt))
             return PrefillResult(progress, prefill.num_done - num_before)
-        start = self._batch.start(prefill.batch)
+        start = self._batch(prefill.variant).start(prefill.batch)
         if mx.any(mx.isnan(start.logits)).item():
             raise FloatingPointError("the model's logits are no numbers")
         self._shared_starts[prefill.prompt] = _SharedStart(
@@ -138,28 +146,30 @@ class Runner:
         shared = self._shared_starts[prompt]
         start = shared.start if shared.num_expected == 1 else shared.start.fork()
         self._expect_one_less(prompt)
-        self._batch.join(sequence.uid, start, self._sampler_row(sequence, prompt))
+        row = self._sampler_row(sequence, prompt)
+        self._batch(self.loaded.kv_variant(len(prompt))).join(sequence.uid, start, row)
         self._rows[sequence.uid] = self._make_row(sequence, prompt)
 
     def decode(self) -> list[tuple[Sequence, Delta | ServerError]]:
         """One token for every running sequence; `settle` must follow for those that have ended."""
-        if not self._rows:
-            return []
-        is_last = all(row.completion.num_left == 1 for row in self._rows.values())
         answers: list[tuple[Sequence, Delta | ServerError]] = []
-        for token in self._batch.decode(is_last=is_last):
-            row = self._rows[token.uid]
-            if token.is_broken:
-                self._ended.uids.append(token.uid)
-                self._ended.broken.add(token.uid)
-                failure = GenerationFailed("The model's output is no numbers. Change the prompt.")
-                answers.append((row.sequence, failure))
-                continue
-            delta = row.completion.add(token)
-            if delta.finish_reason is not None:
-                self._ended.uids.append(token.uid)
-            answers.append((row.sequence, delta))
+        for batch in self._batches.values():
+            rows = [self._rows[uid] for uid in batch.uids]
+            if rows:
+                is_last = all(row.completion.num_left == 1 for row in rows)
+                answers += map(self._answer, rows, batch.decode(is_last=is_last))
         return answers
+
+    def _answer(self, row: _Row, token: RowToken) -> tuple[Sequence, Delta | ServerError]:
+        if token.is_broken:
+            self._ended.uids.append(token.uid)
+            self._ended.broken.add(token.uid)
+            failure = GenerationFailed("The model's output is no numbers. Change the prompt.")
+            return row.sequence, failure
+        delta = row.completion.add(token)
+        if delta.finish_reason is not None:
+            self._ended.uids.append(token.uid)
+        return row.sequence, delta
 
     def settle(self) -> None:
         """Take the rows that have ended out of the batch and keep their KV state for others."""
@@ -183,7 +193,7 @@ class Runner:
             self._retire([uid])
         elif uid in self._prefills:
             prefill = self._prefills.pop(uid)
-            self._insert(prefill.prompt, prefill.num_done, prefill.caches)
+            self._insert(prefill, prefill.num_done, prefill.caches)
         elif sequence.prompt is not None:
             self._expect_one_less(sequence.prompt)
         self._num_left.pop(uid, None)
@@ -218,11 +228,11 @@ class Runner:
         """
         num_new = len(prefill.prompt) - prefill.num_cached_tokens
         if num_new >= MIN_SHARED and is_trimmable(start.caches):
-            self._insert(prefill.prompt, len(prefill.prompt), start.fork().caches)
+            self._insert(prefill, len(prefill.prompt), start.fork().caches)
         self._num_left.clear()
 
-    def _insert(self, prompt: PreparedPrompt, num_tokens: int, caches: KVCaches) -> None:
-        self.prefix_cache.insert(prompt.keys[:num_tokens], caches)
+    def _insert(self, prefill: Prefill, num_tokens: int, caches: KVCaches) -> None:
+        self.prefix_cache.insert(prefill.prompt.keys[:num_tokens], caches, prefill.variant)
         self._num_left.clear()
 
     def _started(self, sequence: Sequence, num_cached_tokens: int) -> Started:
@@ -266,12 +276,18 @@ class Runner:
         return _Row(sequence, prompt, completion)
 
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
-        num_unheld = 0 if self._batch.holds_newest else 1
-        for uid, caches in zip(uids, self._batch.release(uids), strict=True):
-            row = self._rows.pop(uid)
-            if uid in broken:
-                continue
-            new_keys = np.array(row.completion.token_ids, dtype=np.int64)
-            keys = np.concatenate([row.prompt.keys, new_keys])
-            self.prefix_cache.insert(keys[: len(keys) - num_unheld], caches)
+        for variant, batch in self._batches.items():
+            leaving = [uid for uid in batch.uids if uid in uids]
+            num_unheld = 0 if batch.holds_newest else 1
+            for uid, caches in zip(leaving, batch.release(leaving), strict=True):
+                row = self._rows.pop(uid)
+                if uid not in broken:
+                    keys = row.keys()
+                    self.prefix_cache.insert(keys[: len(keys) - num_unheld], caches, variant)
         self._num_left.clear()
+
+    def _batch(self, variant: str) -> RowBatch:
+        """Rows whose KV state is of different kinds cannot run in one pass."""
+        if variant not in self._batches:
+            self._batches[variant] = RowBatch(self.loaded.language_model)
+        return self._batches[variant]
