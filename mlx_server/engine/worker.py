@@ -10,6 +10,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,7 +21,7 @@ from mlx_server.engine.device import prepare_device
 from mlx_server.engine.scheduler import LoadStep, PrefillStep, PrepareStep, Scheduler, Step
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
-from mlx_server.engine.status import EngineStatus
+from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.errors import (
     EngineStopped,
     GenerationFailed,
@@ -79,8 +81,15 @@ class Worker:
         self._commands.put(lambda: self._abort(request_id))
 
     def load(self, model: str) -> None:
-        """Have `model` in the slot before anybody asks for it."""
+        """Have `model` in the slot before anybody asks for it; to be called before `start`."""
+        self.status = replace(self.status, loading=model)
         self._commands.put(lambda: self._preload(model))
+
+    def clear_prefix_cache(self) -> Future[PrefixCacheStats]:
+        """Forget all kept KV state between two steps, and tell its numbers before."""
+        before: Future[PrefixCacheStats] = Future()
+        self._commands.put(lambda: self._clear_prefix_cache(before))
+        return before
 
     def stop(self) -> None:
         """Fail what is left and end the thread after the step under way."""
@@ -249,6 +258,17 @@ class Worker:
             return
         self._run_step(LoadStep(model))
 
+    def _clear_prefix_cache(self, before: Future[PrefixCacheStats]) -> None:
+        if before.set_running_or_notify_cancel():
+            stats = self._prefix_cache_stats()
+            if self._slot.runner is not None:
+                self._slot.runner.prefix_cache.clear(disk=True)
+            before.set_result(stats)
+
+    def _prefix_cache_stats(self) -> PrefixCacheStats:
+        runner = self._slot.runner
+        return PrefixCacheStats() if runner is None else runner.prefix_cache.stats()
+
     def _stop(self) -> None:
         self._is_stopping = True
 
@@ -268,6 +288,7 @@ class Worker:
             load_error=self._load_error,
             num_bytes_to_load=self._num_bytes_to_load,
             num_running=self._scheduler.num_running,
+            prefix_cache=self._prefix_cache_stats(),
         )
         if self._outbox:
             outbox, self._outbox = self._outbox, []
