@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_server.engine.kv_caches import KVCaches, fork, is_trimmable, materialise, num_bytes, trim
+from mlx_server.engine.status import PrefixCacheStats
 
 Keys = npt.NDArray[np.int64]
 
@@ -96,7 +97,12 @@ class PrefixCache:
         while self.num_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def clear(self) -> None:
+    def stats(self) -> PrefixCacheStats:
+        return PrefixCacheStats(
+            num_entries=len(self._entries), num_bytes=self.num_bytes, max_bytes=self.max_bytes
+        )
+
+    def clear(self, *, disk: bool = False) -> None:
         self._entries.clear()
         self.num_bytes = 0
 

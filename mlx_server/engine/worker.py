@@ -10,6 +10,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,7 +21,7 @@ from mlx_server.engine.device import prepare_device
 from mlx_server.engine.scheduler import Scheduler
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
-from mlx_server.engine.status import EngineStatus
+from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.engine.steps import LoadStep, PrefillStep, PrepareStep, Step
 from mlx_server.errors import (
     EngineStopped,
@@ -74,14 +76,21 @@ class Worker:
         """Raises EngineStopped if the thread has ended."""
         self._commands.put(lambda: self._add(sequences))
         if not self.status.is_alive:
-            raise stopped()
+            raise EngineStopped
 
     def abort(self, request_id: str) -> None:
         self._commands.put(lambda: self._abort(request_id))
 
     def load(self, model: str) -> None:
-        """Have `model` in the slot before anybody asks for it."""
+        """Have `model` in the slot before anybody asks for it; to be called before `start`."""
+        self.status = replace(self.status, loading=model)
         self._commands.put(lambda: self._preload(model))
+
+    def clear_prefix_cache(self) -> Future[PrefixCacheStats]:
+        """Forget all kept KV state between two steps, and tell its numbers before."""
+        before: Future[PrefixCacheStats] = Future()
+        self._commands.put(lambda: self._clear_prefix_cache(before))
+        return before
 
     def stop(self) -> None:
         """Fail what is left and end the thread after the step under way."""
@@ -128,7 +137,7 @@ class Worker:
         self._slot.unload()
         while not self._commands.empty():
             self._commands.get()()
-        self._fail(self._scheduler.sequences(), stopped())
+        self._fail(self._scheduler.sequences(), EngineStopped())
         self._flush(is_alive=False)
         mx.clear_streams()
 
@@ -268,6 +277,17 @@ class Worker:
             return
         self._run_step(LoadStep(model))
 
+    def _clear_prefix_cache(self, before: Future[PrefixCacheStats]) -> None:
+        if before.set_running_or_notify_cancel():
+            stats = self._prefix_cache_stats()
+            if self._slot.runner is not None:
+                self._slot.runner.prefix_cache.clear(disk=True)
+            before.set_result(stats)
+
+    def _prefix_cache_stats(self) -> PrefixCacheStats:
+        runner = self._slot.runner
+        return PrefixCacheStats() if runner is None else runner.prefix_cache.stats()
+
     def _stop(self) -> None:
         self._is_stopping = True
 
@@ -287,6 +307,7 @@ class Worker:
             load_error=self._load_error,
             num_bytes_to_load=self._num_bytes_to_load,
             num_running=self._scheduler.num_running,
+            prefix_cache=self._prefix_cache_stats(),
         )
         if self._outbox:
             outbox, self._outbox = self._outbox, []
@@ -301,7 +322,3 @@ def failure_of(error: Exception) -> ServerError:
             code="out_of_memory",
         )
     return GenerationFailed("The model failed while it was running. Send the request again.")
-
-
-def stopped() -> EngineStopped:
-    return EngineStopped("The server is shutting down.")
