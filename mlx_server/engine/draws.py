@@ -72,22 +72,34 @@ def _draw_truncated(scaled: mx.array, rows: list[SamplerRow]) -> mx.array:
 def _draw_from_candidates(
     scaled: mx.array, rows: list[SamplerRow], num_candidates: int
 ) -> mx.array | None:
-    """None if top_p of some row reaches past the candidates. Waits for the device."""
+    """None if top_p of some row reaches past the candidates.
+
+    Waits for the device, unless every row has a top_k.
+    """
     found = mx.argpartition(-scaled, kth=num_candidates - 1, axis=-1)[:, :num_candidates]
     values = mx.take_along_axis(scaled, found, axis=-1)
     order = mx.argsort(-values, axis=-1)
     ranked = mx.take_along_axis(values, order, axis=-1)
     log_sum = mx.logsumexp(ranked, axis=-1, keepdims=True)
-    open_ended = mx.array([[row.top_k == 0] for row in rows])
-    heaviest_rest = ranked[:, -1:] + float(np.log(scaled.shape[-1] - num_candidates))
-    if mx.any(open_ended & (heaviest_rest - log_sum > float(np.log(NEGLIGIBLE)))).item():
-        log_total = mx.logsumexp(scaled, axis=-1, keepdims=True)
-        log_top_p = mx.array([[np.log(row.top_p)] for row in rows])
-        if mx.any(open_ended & (log_sum - log_total < log_top_p)).item():
+    open_ended = [i for i, row in enumerate(rows) if row.top_k == 0]
+    if open_ended:
+        at = mx.array(open_ended)
+        log_total = _log_total(scaled[at], ranked[at], log_sum[at])
+        log_top_p = mx.array([[np.log(rows[i].top_p)] for i in open_ended])
+        if mx.any(log_sum[at] - log_total < log_top_p).item():
             return None
-        log_sum = log_total
+        log_sum[at] = log_total
     place = _draw_ranked(ranked, log_sum, rows)
     return mx.take_along_axis(found, mx.take_along_axis(order, place, axis=-1), axis=-1)[:, 0]
+
+
+def _log_total(scaled: mx.array, ranked: mx.array, log_sum: mx.array) -> mx.array:
+    """logsumexp of all tokens, taken of the candidates alone where the rest weighs nothing."""
+    num_others = scaled.shape[-1] - ranked.shape[-1]
+    heaviest_rest = ranked[:, -1:] + float(np.log(num_others))
+    if mx.all(heaviest_rest - log_sum < float(np.log(NEGLIGIBLE))).item():
+        return log_sum
+    return mx.logsumexp(scaled, axis=-1, keepdims=True)
 
 
 def _draw_ranked(ranked: mx.array, log_sum: mx.array, rows: list[SamplerRow]) -> mx.array:

@@ -27,7 +27,7 @@ MAX_OVERTAKERS = 16
 MIN_CHUNK = 16
 # Sequences that begin together may wait for one another this many times the longest stall, counted
 # from the first one's first token: a decode step costs little more for all of them than for one.
-BURST_STALLS = 8
+BURST_STALLS = 16
 
 
 class Workload(Protocol):
