@@ -229,7 +229,7 @@ def test_those_who_begin_together_are_prefilled_before_they_decode() -> None:
 
 def test_a_burst_that_would_take_too_long_is_interleaved() -> None:
     workload = FakeWorkload()
-    scheduler = make_scheduler(workload, max_num_seqs=8)
+    scheduler = make_scheduler(workload, max_num_seqs=20)
     sequences = [make_sequence(i) for i in range(20)]
     workload.left = {s.uid: 100 for s in sequences}
     add(scheduler, *sequences)
