@@ -29,11 +29,15 @@ class MediaLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine."""
+    """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
+
+    `memory_limit_bytes` bounds weights, KV state and activations together.
+    """
 
     prefill_step_size: int | None = None
     context_length: int | None = None
     default_max_tokens: int | None = None
+    memory_limit_bytes: int | None = None
     prefix_cache_bytes: int | None = None
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
