@@ -128,6 +128,9 @@ class ScriptedLanguageModel(nn.Module):
     ) -> LanguageModelOutput:
         script = self._script
         rows, length = inputs.shape
+        if is_measuring(inputs):
+            self._write(cache, [(-1, -1)] * rows, length)
+            return LanguageModelOutput(logits=mx.zeros((rows, 1, VOCAB_SIZE)))
         script.gate.wait()
         if n_to_process is not None:
             time.sleep(script.prefill_s)
@@ -163,6 +166,13 @@ class ScriptedLanguageModel(nn.Module):
             mx.array(states, dtype=mx.float32)[:, None, None, :], (len(states), 1, length, 2)
         )
         cache[0].update_and_fetch(keys, keys)
+
+
+def is_measuring(inputs: mx.array) -> bool:
+    """Whether this is the pass by which a load learns the size of the caches: no prompt of a test
+    has nothing but the first token.
+    """
+    return inputs.shape[1] > 1 and not bool(inputs.any())
 
 
 class ScriptedModel(nn.Module):

@@ -6,9 +6,11 @@ asked to run, and an array that is still to be computed knows its shape and its 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
 
 import numpy as np
 from mlx_vlm.models.cache import CacheList, CacheMemory
@@ -73,24 +75,20 @@ class KVCost:
 
 def measure_kv_cost(loaded: LoadedModel) -> KVCost:
     """Must run on the thread that runs the model, while no sequence of it runs."""
-    caches = _fill(loaded, PROBE_LENGTH)
-    costs = [_known_cost(cache, PROBE_LENGTH) for cache in _leaves(caches)]
-    known = tuple(cost for cost in costs if cost is not None)
-    if len(known) == len(costs):
-        return KVCost(known)
-    short = _leaves(_fill(loaded, SHORT_PROBE_LENGTH))
-    long = _leaves(_fill(loaded, LONG_PROBE_LENGTH))
-    return KVCost(
-        tuple(cost or _linear_cost(*pair) for cost, *pair in zip(costs, short, long, strict=True))
-    )
-
-
-def cost_of_caches(caches: KVCaches, num_tokens: int) -> KVCost:
-    """The cost of caches that were filled with `num_tokens` in one piece, and of kinds that
-    mlx_vlm describes.
-    """
-    costs = (_known_cost(cache, num_tokens) for cache in _leaves(caches))
+    costs = costs_of(_fill(loaded, PROBE_LENGTH), PROBE_LENGTH)
+    if None in costs:
+        short = _leaves(_fill(loaded, SHORT_PROBE_LENGTH))
+        long = _leaves(_fill(loaded, LONG_PROBE_LENGTH))
+        linear = itertools.starmap(_linear_cost, zip(short, long, strict=True))
+        costs = [known or guess for known, guess in zip(costs, linear, strict=True)]
     return KVCost(tuple(cost for cost in costs if cost is not None))
+
+
+def costs_of(caches: KVCaches, num_tokens: int) -> list[CacheCost | None]:
+    """One for each cache, which holds `num_tokens`; None for a kind that mlx_vlm does not
+    describe.
+    """
+    return [_known_cost(cache, num_tokens) for cache in _leaves(caches)]
 
 
 def _leaves(caches: Any) -> Iterator[Any]:
