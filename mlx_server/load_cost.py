@@ -25,7 +25,9 @@ UNWIDENED_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class LoadCost:
-    """`peak_bytes` are those of the moment in which old and new forms of the weights are there."""
+    """`peak_bytes` are about those of the moment in which old and new forms of the weights are
+    there.
+    """
 
     weight_bytes: int
     peak_bytes: int
@@ -40,18 +42,22 @@ class LoadCost:
         stored = sum(tensor.num_bytes for tensor in tensors.values())
         if float_bytes is None:
             return cls(stored, stored)
-        before, after, kept, largest = 0, 0, 0, 0
+        quantization = _quantization(config)
+        weight_bytes, peak_bytes, largest = 0, 0, 0
         for name, tensor in tensors.items():
-            converted = _converted_bytes(name, tensors, float_bytes, _quantization(config))
+            converted = _converted_bytes(name, tensors, float_bytes, quantization)
             if converted is None:
-                kept += tensor.num_bytes
+                weight_bytes += tensor.num_bytes
+                peak_bytes += tensor.num_bytes
                 continue
-            before += max(tensor.num_bytes, _widened_bytes(name, tensor, float_bytes))
-            after += converted
+            unpacked = converted
             if tensor.dtype == PACKED:
-                # the unpacking goes through single precision, one tensor after the other
-                largest = max(largest, converted * DTYPE_BYTES["F32"] // float_bytes)
-        return cls(kept + after, kept + before + after + largest)
+                # the unpacking goes through single precision
+                unpacked = converted * DTYPE_BYTES["F32"] // float_bytes
+                largest = max(largest, unpacked)
+            weight_bytes += converted
+            peak_bytes += _widened_bytes(name, tensor, float_bytes) + unpacked
+        return cls(weight_bytes, peak_bytes + largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,4 +134,4 @@ def _bits(quantization: Mapping[str, Any], module: str) -> int:
 def _widened_bytes(name: str, tensor: _Tensor, float_bytes: int) -> int:
     """Scales take the wider type before the weights are unpacked."""
     is_scale = name.endswith((".scales", ".biases")) and tensor.dtype in DTYPE_BYTES
-    return tensor.num_elements * float_bytes if is_scale else tensor.num_bytes
+    return max(tensor.num_bytes, tensor.num_elements * float_bytes * is_scale)

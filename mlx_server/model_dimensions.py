@@ -1,4 +1,4 @@
-"""The sizes of a text model that its config.json tells."""
+"""The sizes of a text model, from its configuration."""
 
 from __future__ import annotations
 
@@ -27,10 +27,19 @@ class ModelDimensions:
 
     @classmethod
     def read(cls, folder: Path) -> ModelDimensions:
+        """What the file says; some families leave out what the class that reads it has by
+        default.
+        """
         config = read_json(folder / "config.json")
         text_config = config.get("text_config") or config.get("llm_config")
         parts = (text_config, config) if isinstance(text_config, dict) else (config,)
         return cls.of(*parts)
+
+    @classmethod
+    def of_config(cls, config: Any) -> ModelDimensions:
+        """`config` is that of a loaded model, which knows the defaults of its family."""
+        parts = (getattr(config, "text_config", None), config)
+        return cls.of(*(p if isinstance(p, dict) else vars(p) for p in parts if p is not None))
 
     @classmethod
     def of(cls, *parts: Mapping[str, Any]) -> ModelDimensions:

@@ -7,6 +7,7 @@ last one is used again and again. After its pieces a model says its end token.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import dataclass, field
@@ -204,6 +205,13 @@ def write_scripted_checkpoint(folder: Path, *, chat_template: str = CHATML, **co
     make_tokenizer().backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "model.safetensors").write_bytes(b"")
     return folder
+
+
+def write_weight_header(path: Path, num_bytes: int) -> None:
+    """A weight file that says it holds so many bytes, and holds none."""
+    tensor = {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, num_bytes]}
+    header = json.dumps({f"{path.stem}.weight": tensor}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
 class ScriptedLoader:

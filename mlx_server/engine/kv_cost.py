@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-
 import numpy as np
 from mlx_vlm.models.cache import CacheList, CacheMemory
 

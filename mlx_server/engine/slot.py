@@ -66,7 +66,7 @@ class ModelSlot:
         began = time.monotonic()
         try:
             loaded = self._load(model_id, path, self._config)
-            memory = self._memory_beside(loaded, path)
+            memory = self._memory_beside(loaded)
         except ServerError:
             self._collect()
             raise
@@ -121,12 +121,12 @@ class ModelSlot:
         if needed_bytes > self._memory_limit:
             raise ModelTooLarge(needed_bytes, self._memory_limit)
 
-    def _memory_beside(self, loaded: LoadedModel, path: Path) -> KVMemory:
+    def _memory_beside(self, loaded: LoadedModel) -> KVMemory:
         return KVMemory(
             limit_bytes=self._memory_limit,
             weight_bytes=num_weight_bytes(loaded.model),
             cost=measure_kv_cost(loaded),
-            scratch=self._scratch(ModelDimensions.read(path)),
+            scratch=self._scratch(ModelDimensions.of_config(loaded.model.config)),
             context_length=loaded.context_length,
         )
 
