@@ -78,7 +78,17 @@ def weight_names(folder: Path) -> frozenset[str]:
     indexed = _weight_map(folder)
     if indexed:
         return frozenset(indexed)
-    return frozenset(_header(folder / "model.safetensors"))
+    return frozenset(read_header(folder / "model.safetensors"))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that are read at load: those of the index, or all but the one that repeats them."""
+    indexed = {folder / name for name in _weight_map(folder).values()}
+    present = [file for file in sorted(indexed) if file.is_file()]
+    if present:
+        return present
+    files = sorted(folder.glob("*.safetensors"))
+    return [file for file in files if not file.name.endswith("consolidated.safetensors")]
 
 
 def weight_bytes(folder: Path) -> int:
@@ -86,7 +96,8 @@ def weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _header(path: Path) -> Mapping[str, Any]:
+def read_header(path: Path) -> Mapping[str, Any]:
+    """Tensor names -> type, shape and place in the file; empty if it is no safetensors file."""
     try:
         with path.open("rb") as file:
             num_bytes = int.from_bytes(file.read(8), "little")

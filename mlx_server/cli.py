@@ -69,11 +69,12 @@ def parse_args(
 
 
 def engine_config_of(options: argparse.Namespace) -> EngineConfig:
-    cache_gb = options.prefix_cache_gb
+    cache_gb, memory_gb = options.prefix_cache_gb, options.memory_limit_gb
     return EngineConfig(
         prefill_step_size=options.prefill_step_size,
         context_length=options.context_length,
         default_max_tokens=options.default_max_tokens,
+        memory_limit_bytes=None if memory_gb is None else int(memory_gb * GIB),
         prefix_cache_bytes=None if cache_gb is None else int(cache_gb * GIB),
         kv_quantisation=kv_quantisation_of(options),
         max_num_seqs=options.max_num_seqs,
@@ -260,12 +261,20 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         help="an answer that takes longer is cut off (default: %(default)g)",
     )
     group.add_argument(
+        "--memory-limit-gb",
+        type=number_above(0),
+        default=engine.memory_limit_bytes,
+        metavar="GIB",
+        help="memory in GiB for models and all that is computed with them "
+        "(default: what the device recommends, on a CPU most of what is free)",
+    )
+    group.add_argument(
         "--prefix-cache-gb",
         type=number_from(0),
         default=engine.prefix_cache_bytes,
         metavar="GIB",
         help="memory in GiB for prompts that were read before, 0 for none "
-        "(default: a share of the machine's)",
+        "(default: a share of the memory limit)",
     )
     group.add_argument(
         "--kv-bits",

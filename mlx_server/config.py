@@ -43,11 +43,15 @@ class KVQuantisation:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine."""
+    """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
+
+    `memory_limit_bytes` bounds weights, KV state and activations together.
+    """
 
     prefill_step_size: int | None = None
     context_length: int | None = None
     default_max_tokens: int | None = None
+    memory_limit_bytes: int | None = None
     prefix_cache_bytes: int | None = None
     kv_quantisation: KVQuantisation | None = None
     max_num_seqs: int = 32

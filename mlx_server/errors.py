@@ -3,6 +3,7 @@
 ServerError
 ├── InvalidRequest                 the client must change the request
 │   ├── ContextLengthExceeded      prompt (and completion) do not fit the model's context
+│   ├── InsufficientMemory         they do not fit the memory beside the model
 │   └── UnsupportedParameter       a known field that this model or server does not honour
 ├── ModelNotFound                  no such name in the catalog
 ├── RequestNotFound                no such request under way
@@ -10,6 +11,7 @@ ServerError
 ├── EngineOverloaded               the queue is full
 ├── ModelUnavailable               the server could not serve a model it knows
 │   └── ModelLoadFailed            its checkpoint is missing, refused or broken
+│       └── ModelTooLarge          it does not fit the memory
 ├── EngineStopped                  the server is shutting down
 └── GenerationFailed               the model raised while it was running
 
@@ -18,6 +20,8 @@ they find in it.
 """
 
 from __future__ import annotations
+
+GIB = 1 << 30
 
 
 class ServerError(Exception):
@@ -54,6 +58,21 @@ class ContextLengthExceeded(InvalidRequest):
         super().__init__(
             f"This model's context holds {context_length} tokens, but the prompt has {count}. "
             "Shorten the prompt.",
+            param=param,
+        )
+
+
+class InsufficientMemory(InvalidRequest):
+    code = "insufficient_memory"
+
+    def __init__(
+        self, num_prompt_tokens: int, max_tokens: int | None, max_total_tokens: int, *, param: str
+    ) -> None:
+        answer = "" if max_tokens is None else f" and up to {max_tokens} for the answer"
+        change = "Shorten the prompt" + (" or lower max_tokens." if max_tokens else ".")
+        super().__init__(
+            f"Beside this model, memory holds {max_total_tokens} tokens, but the prompt has "
+            f"{num_prompt_tokens}{answer}. {change}",
             param=param,
         )
 
@@ -101,6 +120,17 @@ class ModelUnavailable(ServerError):
 
 class ModelLoadFailed(ModelUnavailable):
     code = "model_load_failed"
+
+
+class ModelTooLarge(ModelLoadFailed):
+    code = "insufficient_memory"
+
+    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"The model needs {needed_bytes / GIB:.2f} GB of memory, but this server may use "
+            f"{limit_bytes / GIB:.2f} GB. Choose a smaller or more strongly quantised model, or "
+            "start the server with a higher --memory-limit-gb."
+        )
 
 
 class EngineStopped(ServerError):

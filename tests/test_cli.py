@@ -45,6 +45,7 @@ EFFECTS = {
     "--swap-patience-s 0.5": engine(swap_patience_s=0.5),
     "--max-waiting 3": engine(max_waiting=3),
     "--request-timeout-s 60": engine(request_timeout_s=60.0),
+    "--memory-limit-gb 1.5": engine(memory_limit_bytes=1536 * MIB),
     "--prefix-cache-gb 0": engine(prefix_cache_bytes=0),
     "--prefill-step-size 64": engine(prefill_step_size=64),
     "--allow-private-image-urls": media(allow_private_urls=True),

@@ -12,14 +12,19 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.config import EngineConfig
+from mlx_server.config import MIB, EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, load_checkpoint
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt
 from mlx_server.engine.slot import MAX_REASON, ModelSlot, describe
-from mlx_server.errors import ModelLoadFailed, ServerError
+from mlx_server.errors import GIB, ModelLoadFailed, ModelTooLarge, ServerError
 from tests.engine_runs import make_sequence, picture, run, user
-from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+from tests.scripted import (
+    Script,
+    ScriptedLoader,
+    write_scripted_checkpoint,
+    write_weight_header,
+)
 
 Checkpoint = Callable[[str], Path]
 NUM_SWAPS = 10
@@ -162,6 +167,71 @@ def test_the_prefix_cache_has_the_bytes_that_were_set(paths: dict[str, Path]) ->
     by_machine.swap("a", paths["a"])
     assert by_machine.runner is not None
     assert by_machine.runner.prefix_cache.max_bytes > 1 << 28
+
+
+def test_b128_the_prefix_cache_stays_below_a_limit_of_the_user(paths: dict[str, Path]) -> None:
+    for config in ({}, {"prefix_cache_bytes": GIB}):
+        slot = make_slot(ScriptedLoader(a=Script()), memory_limit_bytes=40 << 20, **config)
+        slot.swap("a", paths["a"])
+        assert slot.runner is not None
+        assert 1 << 20 < slot.runner.prefix_cache.max_bytes <= 40 << 20
+
+
+def test_b128_a_model_that_cannot_fit_is_refused_while_the_old_one_stays(
+    paths: dict[str, Path],
+) -> None:
+    load = ScriptedLoader(a=Script(), b=Script())
+    slot = make_slot(load, memory_limit_bytes=2 * GIB)
+    slot.swap("a", paths["a"])
+    before, memory = slot.runner, slot.memory
+    write_weight_header(paths["b"] / "model.safetensors", 3 * GIB)
+    with pytest.raises(ModelTooLarge) as raised:
+        slot.swap("b", paths["b"])
+    assert raised.value.code == "insufficient_memory"
+    assert "3.0" in raised.value.message
+    assert "2.00 GB" in raised.value.message
+    assert "--memory-limit-gb" in raised.value.message
+    assert load.loads == ["a"]
+    assert slot.runner is before
+    assert slot.memory is memory
+    write_weight_header(paths["b"] / "model.safetensors", GIB)
+    slot.swap("b", paths["b"])
+    assert slot.model_id == "b"
+
+
+def test_a_limit_of_nothing_holds_no_model(tiny_checkpoint: Checkpoint) -> None:
+    with pytest.raises(ModelTooLarge):
+        make_slot(memory_limit_bytes=0).swap("m", tiny_checkpoint("llama"))
+
+
+def test_a_short_conversation_fits_beside_every_model_that_is_loaded(
+    tiny_checkpoint: Checkpoint, tiny_name: str
+) -> None:
+    """Just enough for the load to be allowed is enough for an answer as well."""
+    path = tiny_checkpoint(tiny_name)
+    with pytest.raises(ModelTooLarge):
+        make_slot(memory_limit_bytes=MIB).swap("m", path)
+    allowed = next(limit for limit in range(MIB, 64 * MIB, MIB // 4) if is_allowed(path, limit))
+    slot = make_slot(memory_limit_bytes=allowed)
+    slot.swap("m", path)
+    assert slot.memory is not None
+    assert 256 <= slot.memory.max_total_tokens() < 4096
+    slot.unload()
+    assert slot.memory is None
+
+
+def is_allowed(path: Path, limit: int) -> bool:
+    try:
+        make_slot(refuse_to_load, memory_limit_bytes=limit).swap("m", path)
+    except ModelTooLarge:
+        return False
+    except ModelLoadFailed:
+        return True
+    raise AssertionError("it cannot be loaded")
+
+
+def refuse_to_load(model_id: str, path: Path, config: EngineConfig) -> LoadedModel:
+    raise ModelLoadFailed("This loader loads nothing.")
 
 
 def test_b117_nothing_of_a_model_is_left_after_a_swap(tiny_checkpoint: Checkpoint) -> None:

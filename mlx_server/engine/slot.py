@@ -1,4 +1,4 @@
-"""The one place in memory for a model. Only the MLX thread touches it."""
+"""The one place in memory for a model. Once it is made, only the MLX thread touches it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,47 @@ import mlx.core as mx
 
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
-from mlx_server.engine.device import memory_size, prefill_step_size
+from mlx_server.engine.device import (
+    cpu_float_bytes,
+    default_memory_limit,
+    has_fused_attention,
+    limit_memory,
+    prefill_step_size,
+)
+from mlx_server.engine.kv_cost import measure_kv_cost
+from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, num_weight_bytes
+from mlx_server.engine.memory import KVMemory, Scratch
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import Sequence
-from mlx_server.errors import ModelLoadFailed, ServerError
+from mlx_server.errors import ModelLoadFailed, ModelTooLarge, ServerError
+from mlx_server.load_cost import LoadCost
+from mlx_server.model_dimensions import ModelDimensions
 
 logger = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.25
+SHORT_CONVERSATION = 1024
+HALF_BYTES = 2
 MAX_REASON = 200
 ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[^\s'\":,;()]+/)+[^\s'\":,;()]*")
 
 
 class ModelSlot:
-    """Holds the runner of the loaded model, or nothing; the scheduler's `Workload`."""
+    """Holds the runner of the loaded model and the ledger of its memory, or neither.
+
+    The scheduler's `Workload`.
+    """
 
     def __init__(self, config: EngineConfig, load: Load) -> None:
         self._config = config
         self._load = load
+        limit = config.memory_limit_bytes
+        self._memory_limit = default_memory_limit() if limit is None else limit
+        self._prefill_step_size = config.prefill_step_size or prefill_step_size()
         self.runner: Runner | None = None
+        self.memory: KVMemory | None = None
+        limit_memory(self._memory_limit)
 
     @property
     def model_id(self) -> str | None:
@@ -51,14 +72,16 @@ class ModelSlot:
     def swap(self, model_id: str, path: Path) -> None:
         """Give back the memory of what is loaded, then load. The slot is empty if that fails.
 
-        Raises ModelLoadFailed with the reason, whatever the checkpoint made the loader raise.
+        Raises ModelLoadFailed with the reason, whatever the checkpoint made the loader raise; what
+        can be told without loading costs nobody the loaded model.
         """
-        # what can be told without loading shall cost nobody the loaded model
         refuse_remote_code(CheckpointFacts.read(path), self._config.trust_remote_code)
+        self._refuse_what_cannot_fit(path)
         self.unload()
         began = time.monotonic()
         try:
             loaded = self._load(model_id, path, self._config)
+            memory = self._memory_beside(loaded)
         except ServerError:
             self._collect()
             raise
@@ -69,16 +92,18 @@ class ModelSlot:
             error.__traceback__ = None
             self._collect()
             raise ModelLoadFailed(f"The model's checkpoint cannot be loaded: {reason}") from None
+        self.memory = memory
         self.runner = Runner(
             loaded,
-            prefill_step_size=self._config.prefill_step_size or prefill_step_size(),
-            prefix_cache_bytes=self._prefix_cache_bytes(),
+            prefill_step_size=self._prefill_step_size,
+            prefix_cache_bytes=min(self._prefix_cache_bytes(), memory.room_for_prefix_cache()),
         )
         logger.info(
-            "loaded %s in %.1f s: %.0f MB of weights",
+            "loaded %s in %.1f s: %.0f MB of weights, and room for %d tokens beside them",
             model_id,
             time.monotonic() - began,
             num_weight_bytes(loaded.model) / 1e6,
+            memory.max_total_tokens(),
         )
 
     def unload(self) -> None:
@@ -86,6 +111,7 @@ class ModelSlot:
         if self.runner is not None:
             logger.info("unloading %s", self.model_id)
             self.runner = None
+            self.memory = None
         self._collect()
 
     def _collect(self) -> None:
@@ -96,7 +122,35 @@ class ModelSlot:
     def _prefix_cache_bytes(self) -> int:
         if self._config.prefix_cache_bytes is not None:
             return self._config.prefix_cache_bytes
-        return int(PREFIX_CACHE_SHARE * memory_size())
+        return int(PREFIX_CACHE_SHARE * self._memory_limit)
+
+    def _refuse_what_cannot_fit(self, path: Path) -> None:
+        """Raises ModelTooLarge where weights and a short conversation would pass the limit."""
+        float_bytes = cpu_float_bytes(self._config.cpu_dtype)
+        weights = LoadCost.read(path, float_bytes)
+        dimensions = ModelDimensions.read(path)
+        kv_bytes = SHORT_CONVERSATION * dimensions.kv_numbers * (float_bytes or HALF_BYTES)
+        scratch_bytes = self._scratch(dimensions).bytes(SHORT_CONVERSATION, 1)
+        running_bytes = weights.weight_bytes + kv_bytes + scratch_bytes
+        needed_bytes = max(weights.peak_bytes, running_bytes)
+        if needed_bytes > self._memory_limit:
+            raise ModelTooLarge(needed_bytes, self._memory_limit)
+
+    def _memory_beside(self, loaded: LoadedModel) -> KVMemory:
+        return KVMemory(
+            limit_bytes=self._memory_limit,
+            weight_bytes=num_weight_bytes(loaded.model),
+            cost=measure_kv_cost(loaded),
+            scratch=self._scratch(ModelDimensions.of_config(loaded.model.config)),
+            context_length=loaded.context_length,
+        )
+
+    def _scratch(self, dimensions: ModelDimensions) -> Scratch:
+        return Scratch(
+            dimensions,
+            chunk=self._prefill_step_size,
+            has_scores=not has_fused_attention(dimensions.head_dim),
+        )
 
 
 def describe(error: Exception, path: Path) -> str:

@@ -1,0 +1,111 @@
+"""The bytes that are told before a prompt runs are those of its caches afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_vlm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+from mlx_server.engine.kv_caches import KVCaches, materialise, num_bytes
+from mlx_server.engine.kv_cost import KVCost, costs_of, measure_kv_cost
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.runner import Runner
+from mlx_server.engine.sequence import RawPrompt
+from tests.engine_runs import make_sequence, start
+
+LENGTHS = (1, 2, 8, 9, 63, 64, 65, 66, 255, 256, 257, 600)
+CHUNK = 128
+HEAD_DIM = 64
+
+
+def caches_after(loaded: LoadedModel, num_tokens: int) -> KVCaches:
+    """What a row holds when its prompt is through."""
+    runner = Runner(loaded, prefill_step_size=CHUNK, prefix_cache_bytes=0)
+    sequence = make_sequence(RawPrompt([20 + i % 50 for i in range(num_tokens)]))
+    start(runner, sequence)
+    caches: KVCaches = runner._batch.release(sequence.uid)
+    materialise(caches)
+    return caches
+
+
+def write(cache: Any, num_tokens: int) -> None:
+    state = mx.zeros((1, 2, num_tokens, HEAD_DIM))
+    cache.update_and_fetch(state, state)
+
+
+def cost_of(*caches: Any) -> KVCost:
+    costs = costs_of(list(caches), 2)
+    return KVCost(tuple(cost for cost in costs if cost is not None))
+
+
+def test_a_row_costs_what_its_caches_hold(tiny: LoadedModel) -> None:
+    cost = measure_kv_cost(tiny)
+    assert cost.row_bytes(0) == 0
+    for length in LENGTHS:
+        assert cost.row_bytes(length) == num_bytes(caches_after(tiny, length)), length
+
+
+def test_measuring_a_model_computes_nothing(tiny: LoadedModel) -> None:
+    measure_kv_cost(tiny)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    measure_kv_cost(tiny)
+    assert mx.get_peak_memory() - before < 1024
+
+
+def test_a_model_that_was_measured_answers_as_before(tiny: LoadedModel) -> None:
+    def state() -> list[float]:
+        cache = caches_after(tiny, 70)[-1]
+        return [float(array.astype(mx.float32).sum()) for array in cache.state]
+
+    before = state()
+    measure_kv_cost(tiny)
+    assert state() == before
+
+
+def test_quantised_layers_cost_their_packed_bytes() -> None:
+    def make() -> list[Any]:
+        return [QuantizedKVCache(group_size=32, bits=4), KVCache()]
+
+    probe = make()
+    for cache in probe:
+        write(cache, 2)
+    cost = cost_of(*probe)
+    for length in (1, 256, 257, 1000):
+        caches = make()
+        for cache in caches:
+            write(cache, length)
+        assert cost.row_bytes(length) == num_bytes(caches)
+    assert cost.caches[0].slot_bytes < 0.2 * cost.caches[1].slot_bytes
+
+
+def test_caches_inside_of_a_list_count_each_for_itself() -> None:
+    inner = [KVCache(), RotatingKVCache(300)]
+    for cache in inner:
+        write(cache, 2)
+    slot = 2 * 2 * HEAD_DIM * 4
+    assert cost_of(CacheList(*inner)).row_bytes(10_000) == (10_240 + 300) * slot
+
+
+class UndescribedCache(KVCache):  # type: ignore[misc]
+    def memory_profile(self, _: int) -> None:
+        return None
+
+
+def test_a_cache_of_unknown_kind_is_measured_by_two_lengths(
+    load_tiny: Callable[[str], LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_tiny("llama")
+    known = measure_kv_cost(loaded)
+    num_layers = len(known.caches)
+    monkeypatch.setattr(
+        LoadedModel, "make_caches", lambda _: [UndescribedCache() for _ in range(num_layers)]
+    )
+    cost = measure_kv_cost(loaded)
+    for length in LENGTHS:
+        assert known.row_bytes(length) <= cost.row_bytes(length)
+        assert cost.row_bytes(length) <= known.row_bytes(length + known.step)
