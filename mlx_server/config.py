@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 LOCAL_PAGES = "local"
 """Stands among `cors_origins` for every page that this machine itself serves."""
 
@@ -29,12 +30,17 @@ class MediaLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine."""
+    """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
+
+    Without a `prefix_cache_dir` no KV state is written to disk.
+    """
 
     prefill_step_size: int | None = None
     context_length: int | None = None
     default_max_tokens: int | None = None
     prefix_cache_bytes: int | None = None
+    prefix_cache_dir: Path | None = None
+    prefix_cache_disk_bytes: int = 20 * GIB
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
     cpu_dtype: str = "float32"

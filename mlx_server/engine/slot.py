@@ -11,15 +11,20 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
+from mlx_server.checkpoint_files import fingerprint
 from mlx_server.config import EngineConfig
-from mlx_server.engine.device import memory_size, prefill_step_size
+from mlx_server.engine.device import is_cpu, memory_size, prefill_step_size
+from mlx_server.engine.disk_store import DiskStore
+from mlx_server.engine.disk_tier import DiskTier, namespace
 from mlx_server.engine.loader import Load, num_weight_bytes
+from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.errors import ModelLoadFailed, ServerError
 
 logger = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.25
+FLUSH_TIMEOUT_S = 4.0
 MAX_REASON = 200
 ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[^\s'\":,;()]+/)+[^\s'\":,;()]*")
 
@@ -30,6 +35,7 @@ class ModelSlot:
     def __init__(self, config: EngineConfig, load: Load) -> None:
         self._config = config
         self._load = load
+        self._disk = disk_store(config)
         self.runner: Runner | None = None
 
     @property
@@ -62,6 +68,7 @@ class ModelSlot:
             prefill_step_size=self._config.prefill_step_size or prefill_step_size(),
             prefix_cache_bytes=self._prefix_cache_bytes(),
         )
+        self.runner.prefix_cache = PrefixCache(self._prefix_cache_bytes(), self._disk_tier(path))
         logger.info(
             "loaded %s in %.1f s: %.0f MB of weights",
             model_id,
@@ -74,6 +81,9 @@ class ModelSlot:
         if self.runner is not None:
             logger.info("unloading %s", self.model_id)
             self.runner = None
+        if self._disk is not None:
+            # what is not written yet would hold the model's memory while the next one is loaded
+            self._disk.flush(FLUSH_TIMEOUT_S)
         self._collect()
 
     def _collect(self) -> None:
@@ -85,6 +95,23 @@ class ModelSlot:
         if self._config.prefix_cache_bytes is not None:
             return self._config.prefix_cache_bytes
         return int(PREFIX_CACHE_SHARE * memory_size())
+
+    def _disk_tier(self, path: Path) -> DiskTier | None:
+        if self._disk is None:
+            return None
+        try:
+            identity = fingerprint(path)
+        except OSError:
+            logger.warning("the checkpoint cannot be identified: its KV state stays in memory")
+            return None
+        dtype = self._config.cpu_dtype if is_cpu() else "checkpoint"
+        return DiskTier(self._disk, namespace(identity, dtype))
+
+
+def disk_store(config: EngineConfig) -> DiskStore | None:
+    if config.prefix_cache_dir is None:
+        return None
+    return DiskStore(config.prefix_cache_dir, config.prefix_cache_disk_bytes)
 
 
 def describe(error: Exception, path: Path) -> str:
