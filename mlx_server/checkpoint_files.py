@@ -24,7 +24,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 SHARD = re.compile(r"-\d+-of-(?P<count>\d{1,9})\.safetensors$")
-# All that decides what KV state a checkpoint computes; images are what their processor makes of them.
+# What decides which KV state a checkpoint computes; images are what their processor makes of them
 CONFIGURATIONS = ("config.json", "preprocessor_config.json", "processor_config.json")
 BLOB = re.compile("[0-9a-f]{40,64}")
 NUM_SAMPLES = 32

@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 from mlx_server.engine.kv_file import Record, dump, parse
-from mlx_server.engine.kv_folder import KVFolder
+from mlx_server.engine.kv_folder import KVFolder, select_states
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +26,8 @@ class _Job:
 class DiskStore:
     """One thread may call it, whichever; another one writes while there is something to write."""
 
-    def __init__(
-        self, root: Path, max_bytes: int, *, max_queued_bytes: int = MAX_QUEUED_BYTES
-    ) -> None:
-        self.folder = KVFolder(root, max_bytes)
+    def __init__(self, folder: KVFolder, *, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self.folder = folder
         self._max_queued_bytes = max_queued_bytes
         self._queued: dict[str, _Job] = {}
         self._num_queued_bytes = 0
@@ -44,13 +41,13 @@ class DiskStore:
                 return True
         return self.folder.has(name)
 
-    def names(self, namespace: str) -> list[str]:
-        """What can be read, of one namespace; files that another server has written lately may be
-        missing.
+    def state_names(self, namespace: str) -> list[str]:
+        """The states of one namespace, queued or written; those that another server has written
+        lately may be missing.
         """
         with self._changed:
-            queued = [name for name in self._queued if name.startswith(f"{namespace}/")]
-        return [*self.folder.names(namespace), *queued]
+            queued = list(self._queued)
+        return [*self.folder.state_names(namespace), *select_states(queued, namespace)]
 
     def read(self, name: str) -> Record | None:
         """None, and the file is removed, unless it is as it was written."""

@@ -7,7 +7,6 @@ so that prompts share what they have in common. Other state is stored whole.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,7 +30,6 @@ from mlx_server.engine.kv_folder import last_uses
 FORMAT = 1
 BLOCK_SIZE = 32
 DIGEST_BYTES = 16
-STATE_LENGTH = re.compile(r"/state-(\d+)-")
 
 Keys = npt.NDArray[np.int64]
 
@@ -132,7 +130,7 @@ class DiskTier:
 
     def clear(self) -> None:
         self._store.flush()
-        self._remove(self._store.names(self._namespace))
+        self._remove(self._store.folder.names(self._namespace))
 
     def _read(self, keys: Keys, hit: DiskHit) -> DiskMatch | None:
         records = list(self._intact(keys, hit))
@@ -167,8 +165,7 @@ class DiskTier:
             self._store.folder.remove(name)
 
     def _state_lengths(self) -> list[int]:
-        matches = map(STATE_LENGTH.search, self._store.names(self._namespace))
-        return sorted({int(match[1]) for match in matches if match})
+        return sorted(set(map(_length, self._store.state_names(self._namespace))))
 
     def _block_names(self, keys: Keys, variant: str) -> Iterator[str]:
         return self._names("block", keys, range(BLOCK_SIZE, len(keys) + 1, BLOCK_SIZE), variant)

@@ -60,7 +60,7 @@ def dump(record: Record) -> Iterator[bytes]:
 
 
 def parse(data: bytes) -> Record:
-    """Raises ValueError unless `data` is all that `dump` has written; the arrays are views of it."""
+    """Raises ValueError unless `data` is all that `dump` wrote; the arrays are views of it."""
     start = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
     header = data[LENGTH_BYTES:start]
     _verify(header, memoryview(data)[start:])

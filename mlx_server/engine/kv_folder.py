@@ -11,12 +11,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 NAMESPACE = re.compile(r"v\d+-[0-9a-f]{32}")
 FILE = re.compile(r"(?P<kind>block|state)-(?P<length>\d{1,9})-[0-9a-f]{32}\.safetensors")
+STATE = re.compile("/state-")
 TEMPORARY = re.compile(r"\.\d+-\d+\.part")
 ABANDONED_S = 3600.0
 STEP_NS = 1000
@@ -40,6 +41,10 @@ def last_uses(names: Sequence[str]) -> dict[str, int]:
     return {name: now - i * STEP_NS for i, name in enumerate(names)}
 
 
+def select_states(names: Iterable[str], namespace: str) -> list[str]:
+    return [name for name in names if name.startswith(f"{namespace}/state-")]
+
+
 class KVFolder:
     """Names are `<namespace>/<file>`. Any thread may call; raises OSError only from `write`."""
 
@@ -48,6 +53,8 @@ class KVFolder:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._files: dict[str, _File] = {}
+        # by these a search begins, and there may be very many blocks
+        self._states: set[str] = set()
         self._lock = threading.Lock()
         self._num_written = 0
         self._num_parts = 0
@@ -62,11 +69,16 @@ class KVFolder:
         found = dict(_scan(self.root))
         with self._lock:
             self._files = found
+            self._states = set(filter(STATE.search, found))
             self.num_bytes = sum(file.num_bytes for file in found.values())
 
     def names(self, namespace: str) -> list[str]:
         with self._lock:
             return [name for name in self._files if name.startswith(f"{namespace}/")]
+
+    def state_names(self, namespace: str) -> list[str]:
+        with self._lock:
+            return select_states(self._states, namespace)
 
     def has(self, name: str) -> bool:
         try:
@@ -139,10 +151,13 @@ class KVFolder:
             known = self._files.get(name)
             self.num_bytes += num_bytes - (known.num_bytes if known else 0)
             self._files[name] = _File(num_bytes, last_use_ns)
+            if STATE.search(name):
+                self._states.add(name)
 
     def _forget(self, name: str) -> None:
         with self._lock:
             file = self._files.pop(name, None)
+            self._states.discard(name)
             if file is not None:
                 self.num_bytes -= file.num_bytes
 

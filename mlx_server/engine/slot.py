@@ -16,6 +16,7 @@ from mlx_server.config import EngineConfig
 from mlx_server.engine.device import is_cpu, memory_size, prefill_step_size
 from mlx_server.engine.disk_store import DiskStore
 from mlx_server.engine.disk_tier import DiskTier, namespace
+from mlx_server.engine.kv_folder import KVFolder
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
@@ -111,7 +112,7 @@ class ModelSlot:
 def disk_store(config: EngineConfig) -> DiskStore | None:
     if config.prefix_cache_dir is None:
         return None
-    return DiskStore(config.prefix_cache_dir, config.prefix_cache_disk_bytes)
+    return DiskStore(KVFolder(config.prefix_cache_dir, config.prefix_cache_disk_bytes))
 
 
 def describe(error: Exception, path: Path) -> str:
