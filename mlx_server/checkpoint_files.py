@@ -5,7 +5,9 @@ Knows nothing of what the configuration in them means.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,11 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 SHARD = re.compile(r"-\d+-of-(?P<count>\d{1,9})\.safetensors$")
+# What decides which KV state a checkpoint computes; images are what their processor makes of them
+CONFIGURATIONS = ("config.json", "preprocessor_config.json", "processor_config.json")
+BLOB = re.compile("[0-9a-f]{40,64}")
+NUM_SAMPLES = 32
+SAMPLE_BYTES = 4096
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 
 
@@ -94,6 +101,40 @@ def weight_files(folder: Path) -> list[Path]:
 def weight_bytes(folder: Path) -> int:
     """The size of the weight files."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def fingerprint(folder: Path) -> str:
+    """Changes when weights or configuration do, and stays when the folder is moved, or copied with
+    the times of its files. Raises OSError.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name in CONFIGURATIONS:
+        path = folder / name
+        digest.update(path.read_bytes() if path.is_file() else b"")
+        digest.update(b"\0")
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(f"{path.name}\0{_content_id(path)}\0".encode())
+        _sample(path, digest)
+    return digest.hexdigest()
+
+
+def _content_id(path: Path) -> str:
+    """What changes with the content of the file, of which there is too much to be read."""
+    blob = path.resolve()
+    # the hub's cache names files by their hash
+    if blob.parent.name == "blobs" and BLOB.fullmatch(blob.name):
+        return blob.name
+    return str(path.stat().st_mtime_ns)
+
+
+def _sample(path: Path, digest: hashlib.blake2b) -> None:
+    """Tools that pack checkpoints may give all their files one time."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest.update(f"{size}\0".encode())
+        for i in range(NUM_SAMPLES):
+            file.seek(i * max(size - SAMPLE_BYTES, 0) // (NUM_SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
 
 
 def read_header(path: Path) -> Mapping[str, Any]:

@@ -9,11 +9,13 @@ import argparse
 import math
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlx_server.config import (
+    GIB,
     LOCAL_PAGES,
     MIB,
     EngineConfig,
@@ -22,7 +24,6 @@ from mlx_server.config import (
     ServerConfig,
 )
 
-GIB = 1024 * MIB
 API_KEY_VARIABLE = "MLX_SERVER_API_KEY"
 CPU_DTYPES = ("float32", "bfloat16", "float16", "checkpoint")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -80,6 +81,8 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
         max_num_seqs=options.max_num_seqs,
         max_decode_stall_s=options.max_decode_stall_ms / 1000,
         swap_patience_s=options.swap_patience_s,
+        prefix_cache_dir=options.prefix_cache_dir,
+        prefix_cache_disk_bytes=int(options.prefix_cache_disk_gb * GIB),
         max_waiting=options.max_waiting,
         request_timeout_s=options.request_timeout_s,
         cpu_dtype=options.cpu_dtype,
@@ -111,6 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_model_options(parser.add_argument_group("models"))
     add_http_options(parser.add_argument_group("HTTP"))
     add_limit_options(parser.add_argument_group("limits"))
+    add_prefix_cache_options(parser.add_argument_group("prefix cache"))
     add_image_options(parser.add_argument_group("images"))
     add_operation_options(parser.add_argument_group("operation"))
     return parser
@@ -269,6 +273,18 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         "(default: what the device recommends, on a CPU most of what is free)",
     )
     group.add_argument(
+        "--prefill-step-size",
+        type=whole_number(1),
+        default=engine.prefill_step_size,
+        metavar="TOKENS",
+        help="a prompt is read in pieces of this size; smaller ones keep running answers fluent, "
+        "larger ones are faster (default: what suits the device)",
+    )
+
+
+def add_prefix_cache_options(group: argparse._ArgumentGroup) -> None:
+    engine = DEFAULTS.engine
+    group.add_argument(
         "--prefix-cache-gb",
         type=number_from(0),
         default=engine.prefix_cache_bytes,
@@ -298,12 +314,19 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         f"(default: {DEFAULT_KV.start})",
     )
     group.add_argument(
-        "--prefill-step-size",
-        type=whole_number(1),
-        default=engine.prefill_step_size,
-        metavar="TOKENS",
-        help="a prompt is read in pieces of this size; smaller ones keep running answers fluent, "
-        "larger ones are faster (default: what suits the device)",
+        "--prefix-cache-dir",
+        type=writable_folder,
+        default=engine.prefix_cache_dir,
+        metavar="PATH",
+        help="folder in which prompts that were read before are kept as well, so that they outlive "
+        "the server and changes of models; it holds what users have written (default: none)",
+    )
+    group.add_argument(
+        "--prefix-cache-disk-gb",
+        type=number_above(0),
+        default=engine.prefix_cache_disk_bytes / GIB,
+        metavar="GIB",
+        help="most that --prefix-cache-dir may take in GiB (default: %(default)g)",
     )
 
 
@@ -344,6 +367,18 @@ def non_empty(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("must not be empty")
     return text
+
+
+def writable_folder(text: str) -> Path:
+    folder = Path(non_empty(text)).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        wanted = f"must be a folder that can be written, not {text!r}: {error.strerror}"
+        raise argparse.ArgumentTypeError(wanted) from error
+    return folder
 
 
 def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:

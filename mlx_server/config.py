@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 LOCAL_PAGES = "local"
 """Stands among `cors_origins` for every page that this machine itself serves."""
 
@@ -45,7 +46,8 @@ class KVQuantisation:
 class EngineConfig:
     """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
 
-    `memory_limit_bytes` bounds weights, KV state and activations together.
+    `memory_limit_bytes` bounds weights, KV state and activations together. Without a
+    `prefix_cache_dir` no KV state is written to disk.
     """
 
     prefill_step_size: int | None = None
@@ -57,6 +59,8 @@ class EngineConfig:
     max_num_seqs: int = 32
     max_decode_stall_s: float = 0.25
     swap_patience_s: float = 5.0
+    prefix_cache_dir: Path | None = None
+    prefix_cache_disk_bytes: int = 20 * GIB
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
     cpu_dtype: str = "float32"

@@ -11,8 +11,11 @@ from typing import Any
 
 from PIL import Image
 
+from mlx_server.engine.kv_cost import KVCost
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.media import LoadedImage
+from mlx_server.engine.memory import KVMemory, Scratch
+from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import (
     ChatMessage,
@@ -29,6 +32,7 @@ from mlx_server.engine.sequence import (
     TextPart,
     TokenLogprob,
 )
+from mlx_server.model_dimensions import ModelDimensions
 
 GREEDY = SamplingParams(temperature=0.0)
 PREFIX_CACHE_BYTES = 64 << 20
@@ -117,7 +121,23 @@ class Answer:
 def make_runner(
     loaded: LoadedModel, *, step_size: int = 512, cache_bytes: int = PREFIX_CACHE_BYTES
 ) -> Runner:
-    return Runner(loaded, prefill_step_size=step_size, prefix_cache_bytes=cache_bytes)
+    return Runner(
+        loaded,
+        prefill_step_size=step_size,
+        prefix_cache=PrefixCache(cache_bytes),
+        memory=boundless(loaded),
+    )
+
+
+def boundless(loaded: LoadedModel) -> KVMemory:
+    """A ledger of more memory than any test takes."""
+    return KVMemory(
+        limit_bytes=1 << 50,
+        weight_bytes=0,
+        cost=KVCost(()),
+        scratch=Scratch(ModelDimensions.of_config(loaded.model.config), 1, False),
+        context_length=loaded.context_length,
+    )
 
 
 def prefill(runner: Runner, sequence: Sequence) -> Progress | Started:

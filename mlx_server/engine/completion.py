@@ -43,6 +43,10 @@ class Completion:
         """Tokens that may still come."""
         return self._max_tokens - len(self.token_ids)
 
+    def end_with_next(self) -> None:
+        """The next token shall be the last."""
+        self._max_tokens = len(self.token_ids) + 1
+
     def add(self, token: RowToken) -> Delta:
         """Take the next token; the Delta has a finish_reason if it was the last."""
         self.token_ids.append(token.token_id)

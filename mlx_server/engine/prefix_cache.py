@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mlx_server.engine.disk_tier import DiskHit, DiskTier
 from mlx_server.engine.kv_caches import KVCaches, fork, is_trimmable, materialise, num_bytes, trim
 from mlx_server.engine.status import PrefixCacheStats
 
@@ -30,107 +31,183 @@ class PrefixMatch:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
     keys: Keys
+    variant: str
     caches: KVCaches
     num_bytes: int
-    variant: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An entry that holds the first `num_tokens` positions of what was asked for."""
+
+    entry_id: int
+    num_tokens: int
 
 
 class PrefixCache:
-    """Least recently used entries leave when the bytes pass `max_bytes`; 0 keeps nothing.
+    """Least recently used entries leave before the bytes pass `max_bytes`; 0 keeps nothing in
+    memory. `disk` keeps more, and for longer.
 
     Sliding-window and recurrent caches cannot go back to an earlier position, so such an entry
-    serves only prompts that begin with all of it.
+    serves only prompts that begin with all of it. State of one `variant` never serves another.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, disk: DiskTier | None = None) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self._disk = disk
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._next_id = 0
+        self._num_lookups = 0
+        self._num_hits = 0
+        self._num_tokens_asked = 0
+        self._num_tokens_cached = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def match(self, keys: Keys, variant: str = "") -> PrefixMatch | None:
         """The longest kept prefix of `keys`; never all of it, since the last token must run to give
-        logits.
+        logits. May read from disk, and keeps in memory what it finds there.
         """
-        best_id, length = self._longest(keys, variant)
-        if best_id is None:
-            return None
-        self._entries.move_to_end(best_id)
-        entry = self._entries[best_id]
-        caches = fork(entry.caches)
-        trim(caches, len(entry.keys) - length)
-        return PrefixMatch(length, caches)
+        place = self._find(keys, variant)
+        match = self._match_on_disk(keys, variant, place) or self._match_in_memory(place)
+        self._num_lookups += 1
+        self._num_hits += match is not None
+        self._num_tokens_asked += len(keys)
+        self._num_tokens_cached += match.num_tokens if match else 0
+        return match
 
     def peek(self, keys: Keys, variant: str = "") -> int:
-        """How many positions `match` would give."""
-        return self._longest(keys, variant)[1]
+        """How many tokens `match` would find; copies and reads nothing, and is no use of it."""
+        hit = self._find_on_disk(keys, variant)
+        place = self._find(keys, variant)
+        return max(hit.num_tokens if hit else 0, place.num_tokens if place else 0)
 
-    def _longest(self, keys: Keys, variant: str) -> tuple[int | None, int]:
-        best_id, best_length = None, 0
+    def insert(self, keys: Keys, caches: KVCaches, variant: str = "") -> None:
+        """Keep `caches`, which hold exactly the positions of `keys`, and now belong to the prefix
+        cache.
+        """
+        if len(keys) == 0 or (self.max_bytes == 0 and self._disk is None):
+            return
+        if self._is_served(keys, variant):
+            return
+        materialise(caches)
+        if self._disk is not None:
+            self._disk.insert(keys, caches, variant)
+        self._keep(_Entry(keys, variant, caches, num_bytes(caches)))
+
+    def shrink_to(self, num_bytes: int) -> None:
+        """Let go of entries until the rest takes no more than `num_bytes` of memory."""
+        while self.num_bytes > num_bytes:
+            self._drop(next(iter(self._entries)))
+
+    def clear(self, *, disk: bool = False) -> None:
+        """Forget what is in memory; what is on disk only if `disk` says so."""
+        self._entries.clear()
+        self.num_bytes = 0
+        if disk and self._disk is not None:
+            self._disk.clear()
+
+    def stats(self) -> PrefixCacheStats:
+        disk = self._disk
+        return PrefixCacheStats(
+            num_entries=len(self._entries),
+            num_bytes=self.num_bytes,
+            max_bytes=self.max_bytes,
+            num_disk_entries=disk.num_entries if disk else 0,
+            num_disk_bytes=disk.num_bytes if disk else 0,
+            max_disk_bytes=disk.max_bytes if disk else 0,
+            num_lookups=self._num_lookups,
+            num_hits=self._num_hits,
+            num_tokens_asked=self._num_tokens_asked,
+            num_tokens_cached=self._num_tokens_cached,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert what holds between any two calls."""
+        entries = list(self._entries.values())
+        assert self.num_bytes == sum(num_bytes(entry.caches) for entry in entries)
+        assert self.num_bytes <= self.max_bytes
+        for entry in entries:
+            assert all(cache.offset == len(entry.keys) for cache in _with_offset(entry.caches))
+            assert not any(_covers(e, entry) for e in entries if e is not entry)
+
+    def _find(self, keys: Keys, variant: str) -> _Place | None:
+        best = None
         for entry_id, entry in self._entries.items():
             if entry.variant != variant:
                 continue
             length = min(common_length(entry.keys, keys), len(keys) - 1)
             if length < len(entry.keys) and not is_trimmable(entry.caches):
                 continue
-            if length > best_length:
-                best_id, best_length = entry_id, length
-        return best_id, best_length
+            if length > (best.num_tokens if best else 0):
+                best = _Place(entry_id, length)
+        return best
 
-    def insert(self, keys: Keys, caches: KVCaches, variant: str = "") -> None:
-        """Keep `caches`, which hold exactly the positions of `keys`, and now belong to the prefix
-        cache.
-        """
-        if len(keys) == 0 or self.max_bytes == 0 or self._is_served(keys, variant):
-            return
-        materialise(caches)
-        entry = _Entry(keys, caches, num_bytes(caches), variant)
+    def _find_on_disk(self, keys: Keys, variant: str) -> DiskHit | None:
+        return self._disk.find(keys, len(keys) - 1, variant) if self._disk else None
+
+    def _match_in_memory(self, place: _Place | None) -> PrefixMatch | None:
+        if place is None:
+            return None
+        self._entries.move_to_end(place.entry_id)
+        entry = self._entries[place.entry_id]
+        caches = fork(entry.caches)
+        trim(caches, len(entry.keys) - place.num_tokens)
+        return PrefixMatch(place.num_tokens, caches)
+
+    def _match_on_disk(self, keys: Keys, variant: str, place: _Place | None) -> PrefixMatch | None:
+        """What is longer on disk than what memory holds at `place`."""
+        if self._disk is None:
+            return None
+        min_tokens = place.num_tokens + 1 if place else 1
+        match = self._disk.match(keys, len(keys) - 1, variant, min_tokens=min_tokens)
+        if match is None:
+            return None
+        caches = fork(match.caches)
+        kept = keys[: match.num_tokens]
+        self._keep(_Entry(kept, variant, match.caches, num_bytes(match.caches)))
+        return PrefixMatch(match.num_tokens, caches)
+
+    def _keep(self, entry: _Entry) -> None:
         if entry.num_bytes > self.max_bytes:
             return
-        self._drop_covered_by(entry)
+        for entry_id, old in list(self._entries.items()):
+            if _covers(entry, old):
+                self._drop(entry_id)
+        self.shrink_to(self.max_bytes - entry.num_bytes)
         self._entries[self._next_id] = entry
         self._next_id += 1
         self.num_bytes += entry.num_bytes
-        while self.num_bytes > self.max_bytes:
-            self._drop(next(iter(self._entries)))
-
-    def stats(self) -> PrefixCacheStats:
-        return PrefixCacheStats(
-            num_entries=len(self._entries), num_bytes=self.num_bytes, max_bytes=self.max_bytes
-        )
-
-    def clear(self, *, disk: bool = False) -> None:
-        self._entries.clear()
-        self.num_bytes = 0
 
     def _is_served(self, keys: Keys, variant: str) -> bool:
         """Whether a longer entry that can be trimmed back holds these positions as well."""
         for entry_id, entry in self._entries.items():
             holds_them = common_length(entry.keys, keys) == len(keys) < len(entry.keys)
-            if entry.variant == variant and holds_them and is_trimmable(entry.caches):
+            if holds_them and entry.variant == variant and is_trimmable(entry.caches):
                 self._entries.move_to_end(entry_id)
                 return True
         return False
 
-    def _drop_covered_by(self, new: _Entry) -> None:
-        """Forget entries that `new` serves as well: equal ones, and shorter ones if `new` can be
-        trimmed back.
-        """
-        for entry_id, entry in list(self._entries.items()):
-            covered = entry.variant == new.variant and common_length(entry.keys, new.keys) == len(
-                entry.keys
-            )
-            if covered and (len(entry.keys) == len(new.keys) or is_trimmable(new.caches)):
-                self._drop(entry_id)
-
     def _drop(self, entry_id: int) -> None:
         self.num_bytes -= self._entries.pop(entry_id).num_bytes
+
+
+def _covers(new: _Entry, old: _Entry) -> bool:
+    """Whether `new` serves all that `old` does: an equal one, or a shorter one if `new` can be
+    trimmed back.
+    """
+    if old.variant != new.variant or common_length(old.keys, new.keys) < len(old.keys):
+        return False
+    return len(old.keys) == len(new.keys) or is_trimmable(new.caches)
 
 
 def common_length(left: Keys, right: Keys) -> int:
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     return int(np.argmax(differs)) if differs.any() else length
+
+
+def _with_offset(caches: KVCaches) -> KVCaches:
+    return [cache for cache in caches if hasattr(cache, "offset")]

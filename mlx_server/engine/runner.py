@@ -13,15 +13,18 @@ from mlx_server.engine.batch import RowBatch, RowStart, RowToken
 from mlx_server.engine.completion import Completion
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import Keys, PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.sampler_row import SamplerRow, make_row
-from mlx_server.engine.sequence import Delta, Progress, Sequence, Started
+from mlx_server.engine.sequence import ChatPrompt, Delta, Progress, Sequence, Started
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
 MIN_SHARED = 32
+# Tokens for which an answer without a limit gets memory at a time.
+GROWTH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class _Row:
     sequence: Sequence
     prompt: PreparedPrompt
     completion: Completion
+    num_reserved: int
 
     def keys(self) -> Keys:
         """Those of the prompt and of all tokens that came."""
@@ -65,10 +69,17 @@ class Runner:
     """Owns the KV state of every sequence of one model. All of it runs on the MLX thread."""
 
     def __init__(
-        self, loaded: LoadedModel, *, prefill_step_size: int, prefix_cache_bytes: int
+        self,
+        loaded: LoadedModel,
+        *,
+        prefill_step_size: int,
+        prefix_cache: PrefixCache,
+        memory: KVMemory,
     ) -> None:
         self.loaded = loaded
-        self.prefix_cache = PrefixCache(prefix_cache_bytes)
+        self.prefix_cache = prefix_cache
+        self.memory = memory
+        self._max_cache_bytes = prefix_cache.max_bytes
         self._prefill_step_size = prefill_step_size
         self._forget_all()
 
@@ -79,6 +90,7 @@ class Runner:
         self._ended = _Ended()
         self._shared_starts: WeakKeyDictionary[PreparedPrompt, _SharedStart] = WeakKeyDictionary()
         self._num_left: dict[int, int] = {}
+        self.memory.clear()
 
     def prepare(self, sequence: Sequence) -> None:
         """Build the prompt of a waiting sequence; raises InvalidRequest if it cannot be served."""
@@ -88,7 +100,34 @@ class Runner:
                 f"Token ids of this model go up to {self.loaded.vocab_size - 1}.",
                 param="logit_bias",
             )
-        sequence.prompt = prepare(self.loaded, sequence.request.prompt, sequence.images)
+        request = sequence.request
+        prompt = prepare(self.loaded, request.prompt, sequence.images)
+        param = "messages" if isinstance(request.prompt, ChatPrompt) else request.prompt.param
+        self.memory.refuse_hopeless(len(prompt), request.max_tokens, param=param)
+        sequence.prompt = prompt
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Set memory aside for prompt and answer; False while others hold it.
+
+        An answer without a limit gets more as it grows.
+        """
+        num_new = sequence.request.max_tokens or GROWTH
+        return self._has_room(self.memory.reserve(sequence.uid, self._bounded(sequence, num_new)))
+
+    def _bounded(self, sequence: Sequence, num_new: int) -> int:
+        bound = min(self.loaded.context_length, self.memory.max_total_tokens())
+        return min(len(sequence.prompt) + num_new, bound)
+
+    def _has_room(self, is_promised: bool) -> bool:
+        """The prefix cache gives way to what was promised."""
+        room = min(self._max_cache_bytes, self.memory.room_for_prefix_cache())
+        self.prefix_cache.max_bytes = room
+        self.prefix_cache.shrink_to(room)
+        return is_promised
+
+    def _release(self, uid: int) -> None:
+        self.memory.release(uid)
+        self._has_room(True)
 
     def num_left(self, sequence: Sequence) -> int:
         """Prompt tokens that have still to run, by what the prefix cache holds now."""
@@ -166,10 +205,23 @@ class Runner:
             self._ended.broken.add(token.uid)
             failure = GenerationFailed("The model's output is no numbers. Change the prompt.")
             return row.sequence, failure
+        if not self._may_grow(row):
+            row.completion.end_with_next()
         delta = row.completion.add(token)
         if delta.finish_reason is not None:
             self._ended.uids.append(token.uid)
         return row.sequence, delta
+
+    def _may_grow(self, row: _Row) -> bool:
+        """Whether there is memory for another token after the next one; asks for much at a time."""
+        num_tokens = len(row.prompt) + len(row.completion.token_ids) + 2
+        if num_tokens <= row.num_reserved or row.sequence.request.max_tokens is not None:
+            return True
+        wanted = self._bounded(row.sequence, num_tokens - len(row.prompt) + GROWTH)
+        if not self._has_room(self.memory.grow(row.sequence.uid, wanted)):
+            return False
+        row.num_reserved = wanted
+        return num_tokens <= wanted
 
     def settle(self) -> None:
         """Take the rows that have ended out of the batch and keep their KV state for others."""
@@ -197,10 +249,12 @@ class Runner:
         elif sequence.prompt is not None:
             self._expect_one_less(sequence.prompt)
         self._num_left.pop(uid, None)
+        self._release(uid)
 
     def forget(self, sequence: Sequence) -> None:
         """Throw away what a prefill that failed has computed."""
         self._prefills.pop(sequence.uid, None)
+        self._release(sequence.uid)
         mx.clear_cache()
 
     def reset(self) -> None:
@@ -273,7 +327,7 @@ class Runner:
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
         )
-        return _Row(sequence, prompt, completion)
+        return _Row(sequence, prompt, completion, self._bounded(sequence, GROWTH))
 
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
         for variant, batch in self._batches.items():
@@ -281,9 +335,11 @@ class Runner:
             num_unheld = 0 if batch.holds_newest else 1
             for uid, caches in zip(leaving, batch.release(leaving), strict=True):
                 row = self._rows.pop(uid)
+                self._release(uid)
                 if uid not in broken:
                     keys = row.keys()
                     self.prefix_cache.insert(keys[: len(keys) - num_unheld], caches, variant)
+        self._has_room(True)
         self._num_left.clear()
 
     def _batch(self, variant: str) -> RowBatch:

@@ -11,18 +11,24 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
+from mlx_server.checkpoint_files import fingerprint
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import (
     cpu_float_bytes,
     default_memory_limit,
     has_fused_attention,
+    is_cpu,
     limit_memory,
     prefill_step_size,
 )
+from mlx_server.engine.disk_store import DiskStore
+from mlx_server.engine.disk_tier import DiskTier, namespace
 from mlx_server.engine.kv_cost import measure_kv_cost
+from mlx_server.engine.kv_folder import KVFolder
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.memory import KVMemory, Scratch
+from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import Sequence
 from mlx_server.errors import ModelLoadFailed, ModelTooLarge, ServerError
@@ -34,15 +40,13 @@ logger = logging.getLogger(__name__)
 PREFIX_CACHE_SHARE = 0.25
 SHORT_CONVERSATION = 1024
 HALF_BYTES = 2
+FLUSH_TIMEOUT_S = 4.0
 MAX_REASON = 200
 ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[^\s'\":,;()]+/)+[^\s'\":,;()]*")
 
 
 class ModelSlot:
-    """Holds the runner of the loaded model and the ledger of its memory, or neither.
-
-    The scheduler's `Workload`.
-    """
+    """Holds the runner of the loaded model, or nothing; the scheduler's `Workload`."""
 
     def __init__(self, config: EngineConfig, load: Load) -> None:
         self._config = config
@@ -50,8 +54,8 @@ class ModelSlot:
         limit = config.memory_limit_bytes
         self._memory_limit = default_memory_limit() if limit is None else limit
         self._prefill_step_size = config.prefill_step_size or prefill_step_size()
+        self._disk = disk_store(config)
         self.runner: Runner | None = None
-        self.memory: KVMemory | None = None
         limit_memory(self._memory_limit)
 
     @property
@@ -67,7 +71,8 @@ class ModelSlot:
         return self.runner.is_shared(sequence, earlier)
 
     def reserve(self, sequence: Sequence) -> bool:
-        return True
+        assert self.runner is not None
+        return self.runner.reserve(sequence)
 
     def swap(self, model_id: str, path: Path) -> None:
         """Give back the memory of what is loaded, then load. The slot is empty if that fails.
@@ -92,11 +97,11 @@ class ModelSlot:
             error.__traceback__ = None
             self._collect()
             raise ModelLoadFailed(f"The model's checkpoint cannot be loaded: {reason}") from None
-        self.memory = memory
         self.runner = Runner(
             loaded,
             prefill_step_size=self._prefill_step_size,
-            prefix_cache_bytes=min(self._prefix_cache_bytes(), memory.room_for_prefix_cache()),
+            prefix_cache=PrefixCache(self._prefix_cache_bytes(), self._disk_tier(path)),
+            memory=memory,
         )
         logger.info(
             "loaded %s in %.1f s: %.0f MB of weights, and room for %d tokens beside them",
@@ -111,7 +116,9 @@ class ModelSlot:
         if self.runner is not None:
             logger.info("unloading %s", self.model_id)
             self.runner = None
-            self.memory = None
+        if self._disk is not None:
+            # what is not written yet would hold the model's memory while the next one is loaded
+            self._disk.flush(FLUSH_TIMEOUT_S)
         self._collect()
 
     def _collect(self) -> None:
@@ -151,6 +158,23 @@ class ModelSlot:
             chunk=self._prefill_step_size,
             has_scores=not has_fused_attention(dimensions.head_dim),
         )
+
+    def _disk_tier(self, path: Path) -> DiskTier | None:
+        if self._disk is None:
+            return None
+        try:
+            identity = fingerprint(path)
+        except OSError:
+            logger.warning("the checkpoint cannot be identified: its KV state stays in memory")
+            return None
+        dtype = self._config.cpu_dtype if is_cpu() else "checkpoint"
+        return DiskTier(self._disk, namespace(identity, dtype))
+
+
+def disk_store(config: EngineConfig) -> DiskStore | None:
+    if config.prefix_cache_dir is None:
+        return None
+    return DiskStore(KVFolder(config.prefix_cache_dir, config.prefix_cache_disk_bytes))
 
 
 def describe(error: Exception, path: Path) -> str:

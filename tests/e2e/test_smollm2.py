@@ -11,7 +11,6 @@ import pytest
 from mlx_server.config import EngineConfig, ServerConfig
 from mlx_server.embedded import ensure_smollm2
 from mlx_server.engine.loader import load_checkpoint
-from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import (
     ChatMessage,
     ChatPrompt,
@@ -21,7 +20,7 @@ from mlx_server.engine.sequence import (
     Started,
     TextPart,
 )
-from tests.engine_runs import decode, prefill
+from tests.engine_runs import decode, make_runner, prefill
 from tests.scripted_server import Body, Served
 from tests.tiny.checkpoints import tiny_llama
 from tests.tiny_server import tiny_server
@@ -111,7 +110,7 @@ def test_it_is_the_same_after_a_swap_away_and_back(served: Served) -> None:
 
 def test_quantised_blocks_became_float32(folder: Path) -> None:
     loaded = load_checkpoint("smollm2", folder, EngineConfig())
-    runner = Runner(loaded, prefill_step_size=64, prefix_cache_bytes=0)
+    runner = make_runner(loaded, step_size=64, cache_bytes=0)
     prompt = ChatPrompt((ChatMessage("user", (TextPart("Hi"),)),))
     request = GenerationRequest("r", None, prompt, SamplingParams(temperature=0), max_tokens=2)
     sequence = Sequence(0, request, 0, "smollm2", seed=0, deadline=1e12)
