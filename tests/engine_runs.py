@@ -142,6 +142,10 @@ def boundless(loaded: LoadedModel) -> KVMemory:
 
 def prefill(runner: Runner, sequence: Sequence) -> Progress | Started:
     """One chunk; once the prompt is through, the sequence is among those that decode."""
+    if sequence.uid not in runner.memory._rows:
+        if sequence.prompt is None:
+            runner.prepare(sequence)
+        assert runner.reserve(sequence)
     event = runner.prefill(sequence).event
     if isinstance(event, Started):
         runner.join(sequence)

@@ -12,9 +12,8 @@ from mlx_vlm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingK
 from mlx_server.engine.kv_caches import KVCaches, materialise, num_bytes
 from mlx_server.engine.kv_cost import KVCost, costs_of, measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import RawPrompt
-from tests.engine_runs import make_sequence, start
+from tests.engine_runs import make_runner, make_sequence, start
 
 LENGTHS = (1, 2, 8, 9, 63, 64, 65, 66, 255, 256, 257, 600)
 CHUNK = 128
@@ -23,10 +22,10 @@ HEAD_DIM = 64
 
 def caches_after(loaded: LoadedModel, num_tokens: int) -> KVCaches:
     """What a row holds when its prompt is through."""
-    runner = Runner(loaded, prefill_step_size=CHUNK, prefix_cache_bytes=0)
+    runner = make_runner(loaded, step_size=CHUNK, cache_bytes=0)
     sequence = make_sequence(RawPrompt([20 + i % 50 for i in range(num_tokens)]))
     start(runner, sequence)
-    caches: KVCaches = runner._batch.release(sequence.uid)
+    caches: KVCaches = runner._batch("").release([sequence.uid])[0]
     materialise(caches)
     return caches
 

@@ -12,11 +12,10 @@ from mlx_server.engine.kv_caches import materialise
 from mlx_server.engine.kv_cost import CacheCost, KVCost, measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory, Scratch
-from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory, InvalidRequest
 from mlx_server.model_dimensions import ModelDimensions
-from tests.engine_runs import make_sequence, start
+from tests.engine_runs import make_runner, make_sequence, start
 
 MIB = 1 << 20
 CHUNK = 128
@@ -143,7 +142,7 @@ def test_a_batch_never_takes_more_than_it_was_promised(
     dimensions = ModelDimensions.read(tiny_checkpoint(tiny.id))
     scratch = Scratch(dimensions, chunk=CHUNK, has_scores=True)
     memory = make_memory(PLENTY, cost=measure_kv_cost(tiny), scratch=scratch)
-    runner = Runner(tiny, prefill_step_size=CHUNK, prefix_cache_bytes=PLENTY)
+    runner = make_runner(tiny, step_size=CHUNK, cache_bytes=PLENTY)
     mx.clear_cache()
     empty = mx.get_active_memory()
     sequences = [prompt(length) for length in LENGTHS]
@@ -151,7 +150,7 @@ def test_a_batch_never_takes_more_than_it_was_promised(
     def check(run: Callable[[], Any]) -> None:
         mx.reset_peak_memory()
         run()
-        materialise(runner._batch._batch.prompt_cache)
+        materialise(runner._batch("")._batch.prompt_cache)
         promised = PLENTY - memory.room_for_prefix_cache()
         taken = mx.get_peak_memory() - empty
         assert taken <= promised + runner.prefix_cache.num_bytes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.config import MIB, EngineConfig
+from mlx_server.engine.device import is_cpu
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, load_checkpoint
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt
@@ -183,7 +186,9 @@ def test_b128_a_model_that_cannot_fit_is_refused_while_the_old_one_stays(
     load = ScriptedLoader(a=Script(), b=Script())
     slot = make_slot(load, memory_limit_bytes=2 * GIB)
     slot.swap("a", paths["a"])
-    before, memory = slot.runner, slot.memory
+    before = slot.runner
+    assert before is not None
+    memory = before.memory
     write_weight_header(paths["b"] / "model.safetensors", 3 * GIB)
     with pytest.raises(ModelTooLarge) as raised:
         slot.swap("b", paths["b"])
@@ -193,7 +198,7 @@ def test_b128_a_model_that_cannot_fit_is_refused_while_the_old_one_stays(
     assert "--memory-limit-gb" in raised.value.message
     assert load.loads == ["a"]
     assert slot.runner is before
-    assert slot.memory is memory
+    assert before.memory is memory
     write_weight_header(paths["b"] / "model.safetensors", GIB)
     slot.swap("b", paths["b"])
     assert slot.model_id == "b"
@@ -214,10 +219,8 @@ def test_a_short_conversation_fits_beside_every_model_that_is_loaded(
     allowed = next(limit for limit in range(MIB, 64 * MIB, MIB // 4) if is_allowed(path, limit))
     slot = make_slot(memory_limit_bytes=allowed)
     slot.swap("m", path)
-    assert slot.memory is not None
-    assert 256 <= slot.memory.max_total_tokens() < 4096
-    slot.unload()
-    assert slot.memory is None
+    assert slot.runner is not None
+    assert 256 <= slot.runner.memory.max_total_tokens() < 4096
 
 
 def is_allowed(path: Path, limit: int) -> bool:
@@ -253,3 +256,48 @@ def test_b117_nothing_of_a_model_is_left_after_a_swap(tiny_checkpoint: Checkpoin
     slot.unload()
     gc.collect()
     assert all(model() is None for model in last)
+
+
+PROMPT = RawPrompt("a prompt of some length, so that it fills more than one block on the disk")
+
+
+def num_cached(slot: ModelSlot, name: str, path: Path) -> int:
+    slot.swap(name, path)
+    assert slot.runner is not None
+    return run(slot.runner, make_sequence(PROMPT, max_tokens=2)).num_cached_tokens
+
+
+def test_state_on_disk_outlives_swaps_and_restarts_and_serves_no_other_checkpoint(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    def new_slot(**config: Any) -> ModelSlot:
+        folder = tmp_path / "kv"
+        loader = ScriptedLoader(a=Script(), b=Script())
+        return make_slot(loader, prefix_cache_dir=folder, **config)
+
+    config = paths["b"] / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "other": 1}))
+    slot = new_slot()
+    assert [num_cached(slot, name, paths[name]) for name in "abab"] == [0, 0, 64, 64]
+    slot.unload()
+    assert num_cached(new_slot(), "a", paths["a"]) == 64
+    assert num_cached(new_slot(cpu_dtype="bfloat16"), "a", paths["a"]) == (0 if is_cpu() else 64)
+    copied = shutil.copytree(paths["a"], tmp_path / "copy" / "a")
+    assert num_cached(new_slot(), "a", copied) == 64
+    changed = copied / "config.json"
+    changed.write_text(json.dumps({**json.loads(changed.read_text()), "other": 2}))
+    assert num_cached(new_slot(), "a", copied) == 0
+
+
+def test_without_a_folder_nothing_is_on_disk(paths: dict[str, Path]) -> None:
+    slot = make_slot(ScriptedLoader(a=Script()))
+    assert [num_cached(slot, "a", paths["a"]) for _ in range(2)] == [0, 0]
+    assert slot.runner is not None
+    assert slot.runner.prefix_cache.stats().max_disk_bytes == 0
+
+
+def test_an_unloaded_model_is_written_to_disk(paths: dict[str, Path], tmp_path: Path) -> None:
+    slot = make_slot(ScriptedLoader(a=Script()), prefix_cache_dir=tmp_path / "kv")
+    num_cached(slot, "a", paths["a"])
+    slot.unload()
+    assert len(list((tmp_path / "kv").rglob("*.safetensors"))) == 2

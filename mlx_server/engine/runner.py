@@ -91,6 +91,7 @@ class Runner:
         self._shared_starts: WeakKeyDictionary[PreparedPrompt, _SharedStart] = WeakKeyDictionary()
         self._num_left: dict[int, int] = {}
         self.memory.clear()
+        self._has_room(True)
 
     def prepare(self, sequence: Sequence) -> None:
         """Build the prompt of a waiting sequence; raises InvalidRequest if it cannot be served."""
