@@ -102,7 +102,9 @@ def test_a_cache_of_unknown_kind_is_measured_by_two_lengths(
     known = measure_kv_cost(loaded)
     num_layers = len(known.caches)
     monkeypatch.setattr(
-        LoadedModel, "make_caches", lambda _, variant: [UndescribedCache() for _ in range(num_layers)]
+        LoadedModel,
+        "make_caches",
+        lambda _, variant: [UndescribedCache() for _ in range(num_layers)],
     )
     cost = measure_kv_cost(loaded)
     for length in LENGTHS:

@@ -14,10 +14,13 @@ from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
 from mlx_server.engine.prompt import PreparedPrompt
 
 NO_LIMIT = 1 << 62
+# So few tokens run together with the last one, although some models then compute logits for all of
+# them: that costs less than another pass through the weights.
+LAST_PIECE = 48
 
 
 class Prefill:
-    """Runs all prompt tokens but the last, which `RowBatch.start` runs for its logits.
+    """Runs all of a prompt but its end, which `RowBatch.start` runs for the logits of the last token.
 
     A prompt that its model must see whole is left to `start` altogether.
     """
@@ -35,6 +38,8 @@ class Prefill:
         self.prompt = prompt
         self._prefix_cache = prefix_cache
         self._step_size = step_size
+        # what cannot go back is kept at a checkpoint before the last token
+        self._last_piece = 1 if loaded.needs_checkpoints else min(LAST_PIECE, step_size)
         self.variant = loaded.kv_variant(len(prompt))
         can_start_warm = not prompt.inputs or loaded.is_warm_vision
         match = prefix_cache.match(prompt.keys, self.variant) if can_start_warm else None
@@ -44,7 +49,12 @@ class Prefill:
 
     @property
     def is_done(self) -> bool:
-        return self._is_whole or self.num_done >= len(self.prompt) - 1
+        return self.is_within(None)
+
+    def is_within(self, max_tokens: int | None) -> bool:
+        """Whether what is left is a piece for `start`, of `max_tokens` at most."""
+        limit = min(self._last_piece, max_tokens or self._last_piece)
+        return self._is_whole or len(self.prompt) - self.num_done <= limit
 
     @property
     def caches(self) -> KVCaches:

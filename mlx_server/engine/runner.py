@@ -164,9 +164,11 @@ class Runner:
             self._prefills[sequence.uid] = self._begin(sequence)
         prefill = self._prefills[sequence.uid]
         num_before = prefill.num_done
-        if not prefill.is_done:
+        is_last = prefill.is_within(max_tokens)
+        if not is_last:
             prefill.step(max_tokens)
-        if not prefill.is_done:
+            is_last = prefill.is_within(1)
+        if not is_last:
             progress = Progress("prefill", prefill.num_done, len(prefill.prompt))
             return PrefillResult(progress, prefill.num_done - num_before)
         start = self._batch(prefill.variant).start(prefill.batch)
