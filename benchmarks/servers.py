@@ -81,9 +81,7 @@ class Server:
         }
 
 
-def command_of(
-    kind: Kind, port: int, models: Sequence[Path], options: Sequence[str]
-) -> list[str]:
+def command_of(kind: Kind, port: int, models: Sequence[Path], options: Sequence[str]) -> list[str]:
     """Only ours is told of every model; the others are asked for further ones by their paths."""
     where = ["--host", "127.0.0.1", "--port", str(port)]
     if kind == OURS:
