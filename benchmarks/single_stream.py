@@ -82,8 +82,9 @@ def runner_loop(loaded: LoadedModel, ids: list[int], num_tokens: int) -> Timing:
     )
     sequence = Sequence(0, request, 0, loaded.id, seed=0, deadline=float("inf"))
     began = time.perf_counter()
-    while not isinstance(runner.prefill(sequence), Started):
+    while not isinstance(runner.prefill(sequence).event, Started):
         pass
+    runner.join(sequence)
     runner.decode()
     first = time.perf_counter()
     count = 1

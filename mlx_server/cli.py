@@ -13,7 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mlx_server.config import LOCAL_PAGES, MIB, EngineConfig, MediaLimits, ServerConfig
+from mlx_server.config import (
+    LOCAL_PAGES,
+    MIB,
+    EngineConfig,
+    KVQuantisation,
+    MediaLimits,
+    ServerConfig,
+)
 
 GIB = 1024 * MIB
 API_KEY_VARIABLE = "MLX_SERVER_API_KEY"
@@ -22,6 +29,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 NO_ORIGINS = "none"
 
 DEFAULTS = ServerConfig()
+DEFAULT_KV = KVQuantisation(bits=8)
 
 
 def parse_args(
@@ -36,6 +44,10 @@ def parse_args(
             api_key = api_key_of(environment[API_KEY_VARIABLE])
         except argparse.ArgumentTypeError as error:
             parser.error(f"environment variable {API_KEY_VARIABLE}: {error}")
+    if options.kv_bits is None:
+        for name in ("kv_group_size", "quantized_kv_start"):
+            if getattr(options, name) is not None:
+                parser.error(f"argument --{name.replace('_', '-')}: needs --kv-bits as well")
     aliases = dict(options.alias)
     if len(aliases) < len(options.alias):
         parser.error("argument --alias: gives the same NAME twice")
@@ -63,6 +75,10 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
         context_length=options.context_length,
         default_max_tokens=options.default_max_tokens,
         prefix_cache_bytes=None if cache_gb is None else int(cache_gb * GIB),
+        kv_quantisation=kv_quantisation_of(options),
+        max_num_seqs=options.max_num_seqs,
+        max_decode_stall_s=options.max_decode_stall_ms / 1000,
+        swap_patience_s=options.swap_patience_s,
         max_waiting=options.max_waiting,
         request_timeout_s=options.request_timeout_s,
         cpu_dtype=options.cpu_dtype,
@@ -71,6 +87,16 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
             allow_private_urls=options.allow_private_image_urls,
             max_image_bytes=int(options.max_image_mb * MIB),
         ),
+    )
+
+
+def kv_quantisation_of(options: argparse.Namespace) -> KVQuantisation | None:
+    if options.kv_bits is None:
+        return None
+    return KVQuantisation(
+        options.kv_bits,
+        options.kv_group_size or DEFAULT_KV.group_size,
+        options.quantized_kv_start or DEFAULT_KV.start,
     )
 
 
@@ -196,6 +222,29 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         "context)",
     )
     group.add_argument(
+        "--max-num-seqs",
+        type=whole_number(1),
+        default=engine.max_num_seqs,
+        metavar="N",
+        help="answers that are written at a time, further ones wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-decode-stall-ms",
+        type=number_above(0),
+        default=engine.max_decode_stall_s * 1000,
+        metavar="MS",
+        help="running answers wait no longer than this for the next piece of a new prompt "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
+        "--swap-patience-s",
+        type=number_from(0),
+        default=engine.swap_patience_s,
+        metavar="SECONDS",
+        help="how long the loaded model takes new requests while others wait for another model "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
         "--max-waiting",
         type=whole_number(1),
         default=engine.max_waiting,
@@ -217,6 +266,27 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         metavar="GIB",
         help="memory in GiB for prompts that were read before, 0 for none "
         "(default: a share of the machine's)",
+    )
+    group.add_argument(
+        "--kv-bits",
+        type=int,
+        choices=(4, 8),
+        help="keep keys and values in so many bits; saves memory and costs some exactness "
+        "(default: as the model computes them)",
+    )
+    group.add_argument(
+        "--kv-group-size",
+        type=int,
+        choices=(32, 64, 128),
+        help="values that share a scale, with --kv-bits; must divide the size of the model's "
+        f"attention heads (default: {DEFAULT_KV.group_size})",
+    )
+    group.add_argument(
+        "--quantized-kv-start",
+        type=whole_number(0),
+        metavar="TOKENS",
+        help="prompts shorter than this keep exact keys and values, with --kv-bits "
+        f"(default: {DEFAULT_KV.start})",
     )
     group.add_argument(
         "--prefill-step-size",

@@ -28,6 +28,20 @@ class MediaLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class KVQuantisation:
+    """Sequences with a prompt of at least `start` tokens keep keys and values in `bits` bits."""
+
+    bits: int
+    group_size: int = 64
+    start: int = 0
+
+    @property
+    def variant(self) -> str:
+        """Names the KV state, which must not be mixed with any other."""
+        return f"q{self.bits}g{self.group_size}"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine."""
 
@@ -35,6 +49,10 @@ class EngineConfig:
     context_length: int | None = None
     default_max_tokens: int | None = None
     prefix_cache_bytes: int | None = None
+    kv_quantisation: KVQuantisation | None = None
+    max_num_seqs: int = 32
+    max_decode_stall_s: float = 0.25
+    swap_patience_s: float = 5.0
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
     cpu_dtype: str = "float32"

@@ -5,6 +5,8 @@ ServerError
 │   ├── ContextLengthExceeded      prompt (and completion) do not fit the model's context
 │   └── UnsupportedParameter       a known field that this model or server does not honour
 ├── ModelNotFound                  no such name in the catalog
+├── RequestNotFound                no such request under way
+├── RequestCancelled               somebody else has ended the request
 ├── EngineOverloaded               the queue is full
 ├── ModelUnavailable               the server could not serve a model it knows
 │   └── ModelLoadFailed            its checkpoint is missing, refused or broken
@@ -71,6 +73,23 @@ class ModelNotFound(ServerError):
         )
 
 
+class RequestNotFound(ServerError):
+    type = "invalid_request_error"
+    code = "request_not_found"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No request of that id is under way; GET /v1/requests lists those that are."
+        )
+
+
+class RequestCancelled(ServerError):
+    code = "request_cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The request was cancelled with DELETE /v1/requests.")
+
+
 class EngineOverloaded(ServerError):
     type = "rate_limit_error"
     code = "engine_overloaded"
@@ -86,6 +105,9 @@ class ModelLoadFailed(ModelUnavailable):
 
 class EngineStopped(ServerError):
     code = "engine_stopped"
+
+    def __init__(self, message: str = "The server is shutting down.") -> None:
+        super().__init__(message)
 
 
 class GenerationFailed(ServerError):

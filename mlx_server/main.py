@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,6 +25,7 @@ from mlx_server.api.error_handlers import install_error_handlers
 from mlx_server.catalog import Catalog
 from mlx_server.cli import parse_args
 from mlx_server.config import LOCAL_PAGES, ServerConfig
+from mlx_server.engine.engine import Engine
 from mlx_server.errors import ServerError
 from mlx_server.greeting import (
     cannot_listen,
@@ -38,9 +39,6 @@ from mlx_server.middleware.auth import ApiKeyAuth
 from mlx_server.middleware.body_guard import BodyGuard
 from mlx_server.middleware.request_id import RequestId
 from mlx_server.progress import TerminalProgress
-
-if TYPE_CHECKING:
-    from mlx_server.engine.engine import Engine
 
 logger = logging.getLogger("mlx_server.main")  # __name__ is "__main__" when this file is run
 
@@ -179,8 +177,7 @@ async def announce(server: Server, config: ServerConfig, listening: socket.socke
         while True:
             status = server.engine.status()
             if total := status.num_bytes_to_load:
-                done = total if status.model else min(status.active_memory_bytes, total - 1)
-                report("load", done, total)
+                report("load", total if status.model else status.load_progress.done, total)
             if server.started and status.model is not None:
                 needs_key = config.api_key is not None
                 print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
@@ -209,13 +206,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def build_engine(config: ServerConfig, catalog: Catalog) -> Engine:
-    # The fast BLAS must be in the process before MLX is, which the engine's module imports.
-    from mlx_server.engine.blas import preload_blas
-
-    if blas := preload_blas():
-        logger.info("BLAS: %s", blas)
-    from mlx_server.engine.engine import Engine
-
     return Engine(config.engine, catalog)
 
 

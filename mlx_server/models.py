@@ -349,3 +349,49 @@ class ModelObject(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelObject]
+
+
+class RequestObject(BaseModel):
+    """One request under way; `id` is its answer's, `request_id` that of the header."""
+
+    id: str
+    object: Literal["request"] = "request"
+    request_id: str
+    model: str | None
+    state: Literal["queued", "loading", "prefill", "decode"]
+    num_prompt_tokens: int | None
+    num_completion_tokens: int
+    age_s: float
+
+
+class RequestList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[RequestObject]
+
+
+class DeletedRequest(BaseModel):
+    id: str
+    object: Literal["request"] = "request"
+    deleted: Literal[True] = True
+
+
+class CacheTier(BaseModel):
+    num_entries: int
+    num_bytes: int
+    max_bytes: int
+
+
+class CacheObject(BaseModel):
+    """The prefix cache: what it holds, and how much of the prompts it has served."""
+
+    object: Literal["cache"] = "cache"
+    ram: CacheTier
+    disk: CacheTier
+    num_lookups: int
+    num_hits: int
+    num_tokens_asked: int
+    num_tokens_cached: int
+
+
+class DeletedCache(CacheObject):
+    deleted: bool

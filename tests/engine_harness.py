@@ -56,6 +56,10 @@ class Client:
         return started
 
 
+ONE_BY_ONE = EngineConfig(prefill_step_size=4, max_num_seqs=1, swap_patience_s=0.0)
+"""So that scripted answers go to the requests in the order in which they were made."""
+
+
 @dataclass
 class Running:
     engine: Engine
@@ -85,7 +89,7 @@ async def running_engine(
 ) -> AsyncIterator[Running]:
     paths = [write_scripted_checkpoint(folder / name) for name in scripts]
     loader = ScriptedLoader(**scripts)
-    engine = make_engine(folder, paths, config or EngineConfig(prefill_step_size=4), load or loader)
+    engine = make_engine(folder, paths, config or ONE_BY_ONE, load or loader)
     running = Running(engine, loader, scripts)
     await engine.start()
     try:

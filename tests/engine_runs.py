@@ -21,6 +21,7 @@ from mlx_server.engine.sequence import (
     FinishReason,
     GenerationRequest,
     ImagePart,
+    Progress,
     RawPrompt,
     SamplingParams,
     Sequence,
@@ -119,18 +120,33 @@ def make_runner(
     return Runner(loaded, prefill_step_size=step_size, prefix_cache_bytes=cache_bytes)
 
 
+def prefill(runner: Runner, sequence: Sequence) -> Progress | Started:
+    """One chunk; once the prompt is through, the sequence is among those that decode."""
+    event = runner.prefill(sequence).event
+    if isinstance(event, Started):
+        runner.join(sequence)
+    return event
+
+
 def start(runner: Runner, sequence: Sequence) -> Started:
     """Prefill to the end."""
-    while not isinstance(event := runner.prefill(sequence), Started):
+    while not isinstance(event := prefill(runner, sequence), Started):
         pass
     return event
+
+
+def decode(runner: Runner) -> list[tuple[Sequence, Delta]]:
+    """One token for every row; those that end leave the batch."""
+    answers = [(s, d) for s, d in runner.decode() if isinstance(d, Delta)]
+    runner.settle()
+    return answers
 
 
 def run(runner: Runner, sequence: Sequence) -> Answer:
     """Prefill and decode to the end; nothing else may be running."""
     answer = Answer(start(runner, sequence))
     while answer.finish_reason is None:
-        ((_, delta),) = runner.decode()
+        ((_, delta),) = decode(runner)
         answer.deltas.append(delta)
     return answer
 

@@ -12,10 +12,11 @@ from mlx_server.engine.sequence import (
     FinishReason,
     GenerationEvent,
     GenerationRequest,
+    Progress,
     Started,
     TokenLogprob,
 )
-from mlx_server.engine.status import EngineStatus
+from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.errors import ModelNotFound
 
 MODEL = "org/fake"
@@ -51,7 +52,8 @@ class FakeEngine:
     """Plays `script`, which holds events, for every request.
 
     An exception in the script is raised and an asyncio.Event awaited; `endless` repeats the last
-    step until the request is aborted.
+    step until the request is aborted. The last Progress before the start is what a request waits
+    for. `cache_before` is what the cache held when it is cleared; None takes too long.
     """
 
     script: Sequence[Any] = ()
@@ -59,11 +61,21 @@ class FakeEngine:
     status_now: EngineStatus = field(default_factory=lambda: EngineStatus(model=MODEL))
     catalog: FakeCatalog = field(default_factory=lambda: FakeCatalog([FakeEntry()]))
     requests: list[GenerationRequest] = field(default_factory=list)
+    cache_before: PrefixCacheStats | None = None
+    told: dict[str, Progress] = field(default_factory=dict)
     num_steps: int = 0
     num_closed: int = 0
 
     def status(self) -> EngineStatus:
         return self.status_now
+
+    def progress(self, request_id: str) -> Progress | None:
+        return self.told.get(request_id)
+
+    async def clear_prefix_cache(self) -> PrefixCacheStats:
+        if self.cache_before is None:
+            raise TimeoutError
+        return self.cache_before
 
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.catalog.resolve(request.model)
@@ -86,6 +98,10 @@ class FakeEngine:
         self, step: Any, request: GenerationRequest
     ) -> AsyncGenerator[GenerationEvent, None]:
         self.num_steps += 1
+        if isinstance(step, Progress):
+            self.told[request.request_id] = step
+        elif isinstance(step, Started):
+            self.told.pop(request.request_id, None)
         if isinstance(step, Exception):
             raise step
         if isinstance(step, asyncio.Event):

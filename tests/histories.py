@@ -21,8 +21,10 @@ from mlx_server.engine.sequence import (
 from tests.engine_runs import (
     Answer,
     assistant,
+    decode,
     make_sequence,
     picture,
+    prefill,
     system,
     user,
 )
@@ -47,75 +49,29 @@ class Ask:
 
 
 @dataclass
-class History:
-    """A runner, the requests it works on, and those it has answered."""
+class Asks:
+    """Makes up the next request from those that were answered: `done` is the caller's to fill."""
 
     random: random.Random
-    loaded: LoadedModel
-    runner: Runner
+    has_vision: bool
     done: list[tuple[Ask, Answer]] = field(default_factory=list)
-    prefilling: tuple[Ask, Sequence] | None = None
-    running: dict[int, tuple[Ask, Sequence, Answer]] = field(default_factory=dict)
 
-    def step(self) -> None:
-        """Do one thing that a server might do next."""
-        choice = self.random.random()
-        if self.prefilling is None and len(self.running) < MAX_ROWS and choice < 0.5:
-            ask = self.next_ask()
-            self.prefilling = (ask, ask.sequence())
-        if self.prefilling is not None and choice < 0.7:
-            self.prefill()
-        elif choice < 0.73:
-            self.abort()
-        elif self.running:
-            self.decode()
-
-    def prefill(self) -> None:
-        assert self.prefilling is not None
-        ask, sequence = self.prefilling
-        event = self.runner.prefill(sequence)
-        if isinstance(event, Started):
-            self.prefilling = None
-            self.running[sequence.uid] = (ask, sequence, Answer(event))
-
-    def decode(self) -> None:
-        for sequence, delta in self.runner.decode():
-            ask, _, answer = self.running[sequence.uid]
-            answer.deltas.append(delta)
-            if delta.finish_reason is not None:
-                del self.running[sequence.uid]
-                self.done.append((ask, answer))
-
-    def abort(self) -> None:
-        if self.prefilling is not None and self.random.random() < 0.5:
-            self.runner.drop(self.prefilling[1])
-            self.prefilling = None
-        elif self.running:
-            uid = self.random.choice(list(self.running))
-            self.runner.drop(self.running.pop(uid)[1])
-
-    def finish(self) -> None:
-        while self.prefilling is not None:
-            self.prefill()
-        while self.running:
-            self.decode()
-
-    def next_ask(self) -> Ask:
+    def next(self) -> Ask:
         if not self.done or self.random.random() < 0.15:
-            return self.first_ask()
+            return self.first()
         ask, answer = self.random.choice(self.done)
         change = self.random.choice(
             (self.repeat, self.extend, self.extend, self.edit, self.shorten, self.look, self.spell)
         )
         return change(ask, answer)
 
-    def first_ask(self) -> Ask:
+    def first(self) -> Ask:
         lead = (system("You are a box. " + self.words(2)),) if self.random.random() < 0.6 else ()
         return self.turn(Ask(lead))
 
     def turn(self, ask: Ask) -> Ask:
         """The conversation with one more question, perhaps about pictures."""
-        num_images = self.random.choice((0, 0, 1, 2)) if self.loaded.has_vision else 0
+        num_images = self.random.choice((0, 0, 1, 2)) if self.has_vision else 0
         images = self.random.choices(PICTURES, k=num_images)
         message = user(self.words(self.random.randint(1, 4)), num_images)
         return Ask(
@@ -162,3 +118,61 @@ class History:
             part.text for m in ask.messages for part in m.content if isinstance(part, TextPart)
         )
         return replace(ask, messages=(), images=(), raw=(ask.raw or text)[:80] or "a")
+
+
+@dataclass
+class History:
+    """A runner, the requests it works on, and those it has answered."""
+
+    random: random.Random
+    loaded: LoadedModel
+    runner: Runner
+    prefilling: tuple[Ask, Sequence] | None = None
+    running: dict[int, tuple[Ask, Sequence, Answer]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.asks = Asks(self.random, self.loaded.has_vision)
+        self.done = self.asks.done
+
+    def step(self) -> None:
+        """Do one thing that a server might do next."""
+        choice = self.random.random()
+        if self.prefilling is None and len(self.running) < MAX_ROWS and choice < 0.5:
+            ask = self.asks.next()
+            self.prefilling = (ask, ask.sequence())
+        if self.prefilling is not None and choice < 0.7:
+            self.prefill()
+        elif choice < 0.73:
+            self.abort()
+        elif self.running:
+            self.decode()
+
+    def prefill(self) -> None:
+        assert self.prefilling is not None
+        ask, sequence = self.prefilling
+        event = prefill(self.runner, sequence)
+        if isinstance(event, Started):
+            self.prefilling = None
+            self.running[sequence.uid] = (ask, sequence, Answer(event))
+
+    def decode(self) -> None:
+        for sequence, delta in decode(self.runner):
+            ask, _, answer = self.running[sequence.uid]
+            answer.deltas.append(delta)
+            if delta.finish_reason is not None:
+                del self.running[sequence.uid]
+                self.done.append((ask, answer))
+
+    def abort(self) -> None:
+        if self.prefilling is not None and self.random.random() < 0.5:
+            self.runner.drop(self.prefilling[1])
+            self.prefilling = None
+        elif self.running:
+            uid = self.random.choice(list(self.running))
+            self.runner.drop(self.running.pop(uid)[1])
+
+    def finish(self) -> None:
+        while self.prefilling is not None:
+            self.prefill()
+        while self.running:
+            self.decode()

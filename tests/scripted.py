@@ -25,6 +25,8 @@ from mlx_server.checkpoint import CheckpointFacts
 from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import assemble
+from mlx_server.engine.processors import Processor
+from mlx_server.engine.token_text import TokenText
 from tests.tiny.templates import CHATML
 from tests.tiny.tokenizer import write_json
 
@@ -212,5 +214,6 @@ class ScriptedLoader:
         if script.load_error is not None:
             raise script.load_error
         facts = CheckpointFacts.read(path)
-        loaded = assemble(model_id, ScriptedModel(script), script.tokenizer, facts, config)
+        read = Processor(script.tokenizer, TokenText(script.tokenizer))
+        loaded = assemble(model_id, ScriptedModel(script), read, facts, config)
         return loaded

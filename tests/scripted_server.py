@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,10 @@ def scripted_server(
 def prompt_of(served: Served, messages: list[Body], **fields: Any) -> str:
     """The prompt as the model saw it, read back from the KV cache's keys."""
     served.chat(messages=messages, **fields)
+    # an answer is out before its state is put away; commands are taken after that
+    is_settled = threading.Event()
+    served.engine._worker._commands.put(is_settled.set)
+    assert is_settled.wait(10)
     runner = served.engine._worker._slot.runner
     assert runner is not None
     entry = list(runner.prefix_cache._entries.values())[-1]

@@ -18,7 +18,7 @@ from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.sampling import SamplingDefaults, make_row
+from mlx_server.engine.sampler_row import SamplingDefaults, make_row
 from mlx_server.engine.sequence import ChatPrompt, SamplingParams
 from tests.engine_runs import picture, user
 
@@ -50,7 +50,7 @@ def join(
         vocab_size=loaded.vocab_size,
         top_logprobs=top_logprobs,
     )
-    batch.join(uid, prefill.batch, row)
+    batch.join(uid, batch.start(prefill.batch), row)
 
 
 def collect(batch: RowBatch, into: dict[int, list[RowToken]], steps: int = 1) -> None:
@@ -101,11 +101,11 @@ def test_rows_that_join_and_leave_at_any_time_decode_as_alone(tiny: LoadedModel)
     for uid, prompt in enumerate(prompts):
         join(tiny, batch, uid, prompt)
         collect(batch, tokens, 2)
-    batch.release(1)
+    batch.release([1])
     collect(batch, tokens, 2)
-    batch.release(0)
+    batch.release([0])
     collect(batch, tokens)
-    batch.release(batch.uids[-1])
+    batch.release([batch.uids[-1]])
     join(tiny, batch, 9, prompts[1])
     collect(batch, tokens, 3)
     for uid, got in tokens.items():
@@ -120,7 +120,7 @@ def test_a_released_row_s_caches_hold_its_prompt_and_its_tokens(tiny: LoadedMode
         collect(batch, tokens)
     for uid in (1, 0, *range(2, len(prompts))):
         prompt, said = prompts[uid], ids(tokens[uid])
-        caches = batch.release(uid)
+        caches = batch.release([uid])[0]
         offsets = {int(c.offset) for c in caches if hasattr(c, "offset")}
         assert offsets == {len(prompt) + len(said)}
         token_ids = [*prompt.token_ids, *said]
@@ -159,7 +159,7 @@ def next_token(
         vocab_size=loaded.vocab_size,
         top_logprobs=None,
     )
-    batch.join(0, prefill.batch, row)
+    batch.join(0, batch.start(prefill.batch), row)
     return batch.decode()[0].token_id
 
 
@@ -210,7 +210,7 @@ def test_logprobs_belong_to_the_row_and_the_token_they_come_with(load_tiny: Load
     collect(batch, tokens)
     join(loaded, batch, 2, prompts[2], hot, top_logprobs=0)
     collect(batch, tokens, 2)
-    batch.release(1)
+    batch.release([1])
     collect(batch, tokens, 2)
     for uid, got in tokens.items():
         for place, token in enumerate(got):

@@ -89,7 +89,7 @@ def test_a_waiting_stream_says_what_it_waits_for(served: Served, script: Script)
         time.sleep(3 * HEARTBEAT_S)
         script.gate.set()
         first.result()
-        assert ": keep-alive queued 1" in second.result().comments
+        assert ": queued 1" in second.result().comments
 
 
 def test_b018_failure_after_text_is_one_error_frame_then_done(
@@ -201,8 +201,9 @@ def test_b115_a_running_stream_is_complete_before_another_model_is_loaded(
         assert second.result()["choices"][0]["message"]["content"] == "B"
         assert second.result()["model"] == "b"
         assert third.result()["choices"][0]["message"]["content"] == "A" * 30
-    assert served.loader.loads == ["m", "b", "m"]
-    assert script.log == ["load m", "prefill", "load b", "load m", "prefill"]
+    # the third came while the model was in memory
+    assert served.loader.loads == ["m", "b"]
+    assert script.log == ["load m", "prefill", "prefill", "load b"]
 
 
 def test_b117_nothing_of_a_model_is_left_after_a_swap(served: Served) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlx_server.cli import build_parser, parse_args
-from mlx_server.config import MIB, EngineConfig, MediaLimits, ServerConfig
+from mlx_server.config import MIB, EngineConfig, KVQuantisation, MediaLimits, ServerConfig
 
 DEFAULTS = ServerConfig()
 ENGINE = EngineConfig()
@@ -37,6 +37,12 @@ EFFECTS = {
     "--max-body-mb 0.5": replace(DEFAULTS, max_body_bytes=MIB // 2),
     "--context-length 4096": engine(context_length=4096),
     "--default-max-tokens 100": engine(default_max_tokens=100),
+    "--kv-bits 4": engine(kv_quantisation=KVQuantisation(4)),
+    "--kv-group-size 32 --kv-bits 8": engine(kv_quantisation=KVQuantisation(8, group_size=32)),
+    "--quantized-kv-start 9 --kv-bits 8": engine(kv_quantisation=KVQuantisation(8, start=9)),
+    "--max-num-seqs 7": engine(max_num_seqs=7),
+    "--max-decode-stall-ms 100": engine(max_decode_stall_s=0.1),
+    "--swap-patience-s 0.5": engine(swap_patience_s=0.5),
     "--max-waiting 3": engine(max_waiting=3),
     "--request-timeout-s 60": engine(request_timeout_s=60.0),
     "--prefix-cache-gb 0": engine(prefix_cache_bytes=0),
@@ -102,6 +108,9 @@ def test_an_empty_key_in_the_environment_is_none() -> None:
         (["--port", "99999"], "argument --port: must be a whole number from 0 to 65535"),
         (["--port", "http"], "argument --port: must be a whole number from 0 to 65535"),
         (["--context-length", "0"], "must be a whole number of 1 or more, not '0'"),
+        (["--kv-bits", "3"], "argument --kv-bits: invalid choice"),
+        (["--kv-group-size", "64"], "argument --kv-group-size: needs --kv-bits as well"),
+        (["--quantized-kv-start", "9"], "argument --quantized-kv-start: needs --kv-bits as well"),
         (["--max-waiting", "1.5"], "must be a whole number of 1 or more, not '1.5'"),
         (["--max-body-mb", "0"], "must be a number above 0, not '0'"),
         (["--heartbeat-s", "nan"], "must be a number above 0, not 'nan'"),

@@ -137,10 +137,10 @@ def test_b047_n_answers_share_one_start_and_have_their_own_ends(
 ) -> None:
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
-            for answer in ("one", "second", "3"):
-                script.say(*answer)
+            script.say(*"second")
             client = await Client().read(running.engine, request("abcdefgh", n=3))
-        assert [client.text(i) for i in range(3)] == ["one", "second", "3"]
+        assert [client.text(i) for i in range(3)] == ["second"] * 3
+        assert script.log.count("prefill") == 1, "the prompt runs once"
         assert client.started.num_prompt_tokens == 8
         ends = [d.index for d in client.deltas if d.finish_reason is not None]
         assert sorted(ends) == [0, 1, 2]
@@ -202,7 +202,7 @@ def test_the_operator_s_limit_holds_where_the_client_sets_none(
     go(main())
 
 
-def test_b115_models_are_swapped_in_the_order_of_the_requests(
+def test_b115_a_turn_serves_all_that_came_before_it(
     script: Script, other: Script, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -218,8 +218,8 @@ def test_b115_models_are_swapped_in_the_order_of_the_requests(
             assert [client.text() for client in clients] == ["aaaa", "bbbb", "cccc"]
             ids = [running.engine.catalog.resolve(name).id for name in "aba"]
             assert [client.started.model for client in clients] == ids
-            assert running.loader.loads == ["a", "b", "a"]
-            assert script.log == ["load a", "prefill", "load b", "load a", "prefill"]
+            assert running.loader.loads == ["a", "b"]
+            assert script.log == ["load a", "prefill", "prefill", "load b"]
 
     go(main())
 

@@ -143,7 +143,6 @@ def test_b125_b127_a_failure_is_told_to_its_client_and_the_others_are_served(
 def test_one_failing_answer_of_several_ends_the_request(script: Script, tmp_path: Path) -> None:
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
-            script.say("one")
             script.say("t", RuntimeError("boom"))
             script.say("never")
             with pytest.raises(GenerationFailed):

@@ -140,7 +140,7 @@ def test_a_row_that_leaves_a_batch_holds_no_memory_of_the_others(load_tiny: Load
     batch = RowBatch(loaded.language_model)
     for uid in range(32):
         join(loaded, batch, uid, prompt)
-    caches = batch.release(3)
+    caches = batch.release([3])[0]
     materialise(caches)
     del batch
     gc.collect()

@@ -19,7 +19,15 @@ MLX = {"mlx", "mlx_vlm", "mlx_lm", "mlx_audio"}
 
 HTTP_LAYER = ("main.py", "api/", "middleware/")
 # These decide and describe; the arrays are elsewhere.
-WITHOUT_ARRAYS = ("engine/sequence.py", "engine/scheduler.py", "engine/media.py")
+WITHOUT_ARRAYS = (
+    "engine/sequence.py",
+    "engine/scheduler.py",
+    "engine/media.py",
+    "engine/status.py",
+    "engine/downloads.py",
+    "engine/engine.py",
+    "engine/opening.py",
+)
 PARSERS_MAY_IMPORT = {"mlx_server.parsers", "mlx_server.engine.sequence", "mlx_server.errors"}
 
 
@@ -107,8 +115,9 @@ def test_the_rule_sees_imports_of_every_form(source: str) -> None:
     assert any(is_in(name, HTTP | ABOVE_THE_ENGINE) for name in imports(source))
 
 
-def test_importing_the_app_loads_no_mlx_so_that_the_blas_can_come_first() -> None:
-    check = "import sys, mlx_server.main; print([m for m in sys.modules if m.startswith('mlx.')])"
+def test_importing_the_app_loads_no_mlx_so_that_the_server_listens_first() -> None:
+    heavy = ("mlx.", "mlx_vlm", "transformers", "numpy")
+    check = f"import sys, mlx_server.main; print([m for m in sys.modules if m.startswith({heavy})])"
     ran = subprocess.run(
         [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True
     )

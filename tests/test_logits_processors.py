@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_server.engine.logits_processors import LogitBias, Penalties
-from mlx_server.engine.sampling import RowSampler, SamplerRow, SamplingDefaults, make_row
+from mlx_server.engine.sampler_row import SamplerRow, SamplingDefaults, make_row
+from mlx_server.engine.sampling import RowSampler
 from mlx_server.engine.sequence import SamplingParams
 from tests.arrays import token_id
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from mlx_server.engine.logprobs import PendingLogprobs, TopLogprobs
-from mlx_server.engine.sampling import RowSampler, SamplerRow, SamplingDefaults, make_row
+from mlx_server.engine.sampler_row import SamplerRow, SamplingDefaults, make_row
+from mlx_server.engine.sampling import RowSampler
 from mlx_server.engine.sequence import SamplingParams
 from tests.arrays import token_id
 

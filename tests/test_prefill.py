@@ -17,7 +17,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.sampling import SamplingDefaults, make_row
+from mlx_server.engine.sampler_row import SamplingDefaults, make_row
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt, SamplingParams
 from tests.engine_runs import assistant, picture, system, user
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
@@ -59,7 +59,7 @@ def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
         vocab_size=loaded.vocab_size,
         top_logprobs=loaded.vocab_size,
     )
-    batch.join(0, prefill.batch, row)
+    batch.join(0, batch.start(prefill.batch), row)
     both = []
     for _ in range(2):
         (token,) = batch.decode()

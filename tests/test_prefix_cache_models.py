@@ -19,10 +19,12 @@ from tests.engine_runs import (
     TIE,
     Answer,
     assistant,
+    decode,
     first_difference,
     make_runner,
     make_sequence,
     picture,
+    prefill,
     run,
     run_alone,
     start,
@@ -142,7 +144,7 @@ def test_b110_an_answer_cut_off_leaves_nothing_wrong_behind(tiny: LoadedModel) -
     abandoned = make_sequence(first)
     start(runner, abandoned)
     for _ in range(3):
-        runner.decode()
+        decode(runner)
     runner.drop(abandoned)
     for prompt in (first, longer, first):
         sequence = make_sequence(prompt)
@@ -156,7 +158,7 @@ def test_b110_a_prompt_cut_off_leaves_what_it_has_computed(tiny: LoadedModel) ->
         runner = make_runner(tiny, step_size=9)
         abandoned = make_sequence(chat("be short", LONG))
         for _ in range(num_chunks):
-            runner.prefill(abandoned)
+            prefill(runner, abandoned)
         runner.drop(abandoned)
         sequence = make_sequence(chat("be short", LONG))
         answer = run(runner, sequence)
@@ -183,7 +185,7 @@ def test_the_next_turn_reuses_prompt_and_completion(tiny: LoadedModel) -> None:
     assert answer.text == "aaaaaa"
     second = make_sequence(chat("be short", LONG, answer.text, "and then?"))
     again = run(runner, second)
-    assert again.num_cached_tokens == length_of(tiny, first) + 6
+    assert again.num_cached_tokens == length_of(tiny, first) + 5
     check(tiny, again, second)
 
 
@@ -235,7 +237,7 @@ def test_the_next_turn_reuses_the_picture(load_tiny: Load, name: str) -> None:
         turns = (*first.messages, assistant("a" * 8), user("and now?", len(more)))
         second = make_sequence(ChatPrompt(turns), [*pictures, *more])
         answer = run(runner, second)
-        assert answer.num_cached_tokens >= length_of(loaded, first, pictures) + 8
+        assert answer.num_cached_tokens >= length_of(loaded, first, pictures) + 7
         check(loaded, answer, second)
 
 
@@ -250,5 +252,5 @@ def test_after_a_failure_nothing_is_reused(load_tiny: Load) -> None:
     start(runner, make_sequence("another"))
     runner.reset()
     assert cached_bytes(runner) == 0
-    assert runner.decode() == []
+    assert decode(runner) == []
     assert run(runner, make_sequence("hello")).num_cached_tokens == 0

@@ -11,7 +11,7 @@ import pytest
 from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.runner import Runner
-from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.sequence import (
     ChatPrompt,
     Delta,
@@ -23,7 +23,7 @@ from mlx_server.engine.sequence import (
     Started,
 )
 from mlx_server.errors import ContextLengthExceeded, InvalidRequest
-from tests.engine_runs import make_runner, make_sequence, run, start, user
+from tests.engine_runs import decode, make_runner, make_sequence, prefill, run, start, user
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 Load = Callable[[str], LoadedModel]
@@ -53,7 +53,7 @@ def decode_all(runner: Runner, num_steps: int = 100) -> dict[int, list[Delta]]:
     """The deltas by uid until nothing runs."""
     deltas: dict[int, list[Delta]] = {}
     for _ in range(num_steps):
-        step = runner.decode()
+        step = decode(runner)
         if not step:
             return deltas
         for sequence, delta in step:
@@ -70,15 +70,15 @@ def test_a_prompt_runs_in_chunks_then_the_answer_token_by_token(
 ) -> None:
     script.say("one ", "two")
     sequence = ask("abcdefghij")
-    assert runner.prefill(sequence) == Progress("prefill", 4, 10)
-    assert runner.prefill(sequence) == Progress("prefill", 8, 10)
-    assert runner.prefill(sequence) == Started(
+    assert prefill(runner, sequence) == Progress("prefill", 4, 10)
+    assert prefill(runner, sequence) == Progress("prefill", 8, 10)
+    assert prefill(runner, sequence) == Started(
         model="m", num_prompt_tokens=10, num_cached_tokens=0, tool_format="json_tools"
     )
-    assert [delta for _, delta in runner.decode()] == [Delta(0, "one ", 1)]
-    assert [delta for _, delta in runner.decode()] == [Delta(0, "two", 2)]
-    assert [d for _, d in runner.decode()] == [Delta(0, "", 3, (), FinishReason.STOP)]
-    assert runner.decode() == []
+    assert [delta for _, delta in decode(runner)] == [Delta(0, "one ", 1)]
+    assert [delta for _, delta in decode(runner)] == [Delta(0, "two", 2)]
+    assert [d for _, d in decode(runner)] == [Delta(0, "", 3, (), FinishReason.STOP)]
+    assert decode(runner) == []
 
 
 def test_the_prompt_s_text_comes_only_for_an_echo(runner: Runner) -> None:
@@ -107,8 +107,8 @@ def test_a_sequence_may_begin_while_others_decode(runner: Runner, script: Script
     deltas: dict[int, list[Delta]] = {}
     is_started = False
     while not is_started:
-        is_started = isinstance(runner.prefill(second), Started)
-        for sequence, delta in runner.decode():
+        is_started = isinstance(prefill(runner, second), Started)
+        for sequence, delta in decode(runner):
             deltas.setdefault(sequence.uid, []).append(delta)
     for uid, more in decode_all(runner).items():
         deltas.setdefault(uid, []).extend(more)
@@ -134,9 +134,9 @@ def test_a_prompt_that_cannot_be_built_is_refused_and_costs_nobody_anything(
     running = ask()
     start(runner, running)
     with pytest.raises(ContextLengthExceeded):
-        runner.prefill(ask("a" * 10_000))
+        prefill(runner, ask("a" * 10_000))
     with pytest.raises(InvalidRequest):
-        runner.prefill(make_sequence(RawPrompt((10**9,))))
+        prefill(runner, make_sequence(RawPrompt((10**9,))))
     assert text_of(decode_all(runner)[running.uid]) == "abcd"
 
 
@@ -166,7 +166,7 @@ def test_a_dropped_sequence_says_nothing_more_and_the_others_go_on(
     first, second = ask("one"), ask("two")
     start(runner, first)
     start(runner, second)
-    runner.decode()
+    decode(runner)
     runner.drop(first)
     deltas = decode_all(runner)
     assert list(deltas) == [second.uid]
@@ -180,7 +180,7 @@ def test_a_prompt_dropped_halfway_makes_room_for_the_next(
     script.say("fine")
     abandoned = ask("abcdefghij")
     for _ in range(num_chunks):
-        runner.prefill(abandoned)
+        prefill(runner, abandoned)
     runner.drop(abandoned)
     answer = run(runner, ask("abcdefghij"))
     assert answer.text == "fine"
@@ -200,10 +200,10 @@ def test_a_sequence_cut_short_ends_with_what_it_has(runner: Runner, script: Scri
     script.say("a", "ST", "c")
     sequence = ask(stop=("STOP",))
     start(runner, sequence)
-    runner.decode()
-    runner.decode()
+    decode(runner)
+    decode(runner)
     assert runner.cut(sequence) == Delta(0, "ST", 2, (), FinishReason.LENGTH)
-    assert runner.decode() == []
+    assert decode(runner) == []
 
 
 def test_a_sequence_may_be_cut_before_its_first_token(runner: Runner, script: Script) -> None:
@@ -211,7 +211,7 @@ def test_a_sequence_may_be_cut_before_its_first_token(runner: Runner, script: Sc
     sequence = ask()
     start(runner, sequence)
     assert runner.cut(sequence) == Delta(0, "", 0, (), FinishReason.LENGTH)
-    assert runner.decode() == []
+    assert decode(runner) == []
 
 
 def test_prompt_and_completion_are_kept_for_the_next_turn(runner: Runner, script: Script) -> None:

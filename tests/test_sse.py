@@ -63,10 +63,10 @@ def test_b016_a_failure_before_the_first_byte_has_a_status(path: str, body: dict
 @pytest.mark.parametrize(
     ("progress", "comment"),
     [
-        (Progress("queued", 0, 3), ": keep-alive queued 3\n\n"),
-        (Progress("loading", 40, 100), ": keep-alive loading 40%\n\n"),
-        (Progress("loading"), ": keep-alive loading\n\n"),
-        (Progress("prefill", 2048, 9000), ": keep-alive prefill 2048/9000\n\n"),
+        (Progress("queued", 0, 3), ": queued 3\n\n"),
+        (Progress("loading", 40, 100), ": loading 40%\n\n"),
+        (Progress("loading"), ": loading\n\n"),
+        (Progress("prefill", 2048, 9000), ": prefill 2048/9000\n\n"),
         (None, ": keep-alive\n\n"),
     ],
 )

@@ -67,8 +67,11 @@ def pair(script: Script, tmp_path: Path) -> Iterator[Harness]:
 
 
 def refuse_to_keep(harness: Harness, num_failures: int = 1) -> None:
-    assert harness.slot.runner is not None
-    harness.slot.runner.prefix_cache = UnwillingCache(num_failures)
+    runner = harness.slot.runner
+    assert runner is not None
+    # an answer is out before its state is put away
+    wait_until(lambda: len(runner.prefix_cache) > 0)
+    runner.prefix_cache = UnwillingCache(num_failures)
 
 
 def code_of(outcome: str | ServerError) -> str | None:
@@ -127,11 +130,11 @@ def test_b115_a_running_answer_is_complete_before_the_next_model_is_loaded(
     harness.submit(*sequences)
     script.gate.set()
     assert [harness.finish(s) for s in sequences] == ["aaaa", "bbbb", "cccc"]
-    assert harness.loader.loads == ["a", "b", "a"]
+    assert harness.loader.loads == ["a", "b"], "the third came before the turn of the first"
     names = [e.model for s in sequences for e in harness.events(s) if isinstance(e, Started)]
     assert names == ["a", "b", "a"]
     order = [(sequences.index(s), is_last(e)) for post in harness.posts for s, e in post]
-    for before, after in ((0, 1), (1, 2)):
+    for before, after in ((0, 1), (2, 1)):
         tells = [place for place, (i, _) in enumerate(order) if i == after]
         begins = [p for p in tells if not isinstance(flat(harness)[p][1], Progress)]
         assert order.index((before, True)) < min(begins)
@@ -189,7 +192,7 @@ def test_b125_a_failure_ends_what_ran_beside_it_and_leaves_a_working_engine(
     assert pair.finish(queued) == "fine"
 
 
-def test_b125_a_failure_to_keep_the_state_of_an_answer_ends_that_answer_alone(
+def test_b125_a_failure_to_keep_the_state_of_an_answer_costs_nothing(
     harness: Harness, script: Script
 ) -> None:
     script.say("first")
@@ -197,7 +200,7 @@ def test_b125_a_failure_to_keep_the_state_of_an_answer_ends_that_answer_alone(
     script.say("third")
     harness.run(ask())
     refuse_to_keep(harness)
-    assert isinstance(harness.run(ask()), GenerationFailed)
+    assert harness.run(ask()) == "second"
     assert harness.run(ask()) == "third"
 
 

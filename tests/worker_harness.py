@@ -52,7 +52,9 @@ class Harness:
         self.paths = {name: write_scripted_checkpoint(folder / name) for name in scripts}
         self.loader = ScriptedLoader(**scripts)
         self.slot = ModelSlot(config, self.loader)
-        self.scheduler = Scheduler(max_num_seqs)
+        self.scheduler = Scheduler(
+            self.slot, max_num_seqs=max_num_seqs, swap_patience_s=config.swap_patience_s
+        )
         self.worker = Worker(
             self.slot, self.scheduler, locate=self.paths.__getitem__, post=self._post
         )
@@ -122,7 +124,7 @@ def running_worker(
     harness = Harness(
         folder,
         max_num_seqs=max_num_seqs,
-        config=config or EngineConfig(prefill_step_size=4),
+        config=config or EngineConfig(prefill_step_size=4, swap_patience_s=0.0),
         scripts=scripts,
     )
     harness.worker.start()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.chat_answer import ChatAnswer, ChatFrames
 from mlx_server.api.chat_prompt import chat_prompt
+from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.parameters import (
     CHAT_NEUTRAL_VALUES,
     check_fields,
     sampling_params,
     stream_usage,
 )
-from mlx_server.api.run import Run, run_to_end
+from mlx_server.api.run import run_to_end
 from mlx_server.api.sse import start_stream
 from mlx_server.api.validation import validate
 from mlx_server.api.wire_json import json_response
@@ -25,11 +25,8 @@ from mlx_server.engine.sequence import GenerationRequest
 from mlx_server.errors import InvalidRequest
 from mlx_server.models import ChatCompletionRequest
 
-if TYPE_CHECKING:
-    from mlx_server.engine.engine import Engine
 
-
-def chat_router(config: ServerConfig, engine: Engine) -> APIRouter:
+def chat_router(config: ServerConfig, open_requests: OpenRequests) -> APIRouter:
     router = APIRouter(tags=["chat"])
 
     @router.post("/chat/completions")
@@ -38,10 +35,10 @@ def chat_router(config: ServerConfig, engine: Engine) -> APIRouter:
         wire, asked = await read_body(request, parse_chat)
         if wire.stream:
             frames = ChatFrames(asked, stream_usage(wire, config))
-            run = Run(engine.submit, [asked], frames, request.receive)
+            run = open_requests.begin([asked], frames, request)
             return await start_stream(run, frames, config.heartbeat_s)
         answer = ChatAnswer(asked)
-        await run_to_end(Run(engine.submit, [asked], answer, request.receive))
+        await run_to_end(open_requests.begin([asked], answer, request))
         return json_response(answer.body())
 
     return router

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
 from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.completion_answer import CompletionAnswer, CompletionFrames
+from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.parameters import (
     NEUTRAL_VALUES,
     check_fields,
     sampling_params,
     stream_usage,
 )
-from mlx_server.api.run import Run, run_to_end
+from mlx_server.api.run import run_to_end
 from mlx_server.api.sse import start_stream
 from mlx_server.api.validation import validate
 from mlx_server.api.wire_json import json_response
@@ -24,11 +24,8 @@ from mlx_server.engine.sequence import GenerationRequest, RawPrompt
 from mlx_server.errors import InvalidRequest, UnsupportedParameter
 from mlx_server.models import MAX_CHOICES, CompletionRequest
 
-if TYPE_CHECKING:
-    from mlx_server.engine.engine import Engine
 
-
-def completions_router(config: ServerConfig, engine: Engine) -> APIRouter:
+def completions_router(config: ServerConfig, open_requests: OpenRequests) -> APIRouter:
     router = APIRouter(tags=["completions"])
 
     @router.post("/completions")
@@ -38,10 +35,10 @@ def completions_router(config: ServerConfig, engine: Engine) -> APIRouter:
         wire, asked = await read_body(request, lambda body: parse_completion(body, answer_id))
         if wire.stream:
             frames = CompletionFrames(answer_id, asked, stream_usage(wire, config))
-            run = Run(engine.submit, asked, frames, request.receive)
+            run = open_requests.begin(asked, frames, request)
             return await start_stream(run, frames, config.heartbeat_s)
         answer = CompletionAnswer(answer_id, asked)
-        await run_to_end(Run(engine.submit, asked, answer, request.receive))
+        await run_to_end(open_requests.begin(asked, answer, request))
         return json_response(answer.body())
 
     return router

@@ -22,13 +22,19 @@ logger = logging.getLogger(__name__)
 STATUS: Mapping[type[errors.ServerError], int] = {
     errors.InvalidRequest: 400,
     errors.ModelNotFound: 404,
+    errors.RequestNotFound: 404,
+    errors.RequestCancelled: 409,
     errors.EngineOverloaded: 429,
     errors.ModelUnavailable: 503,
     errors.EngineStopped: 503,
     errors.GenerationFailed: 500,
     errors.ServerError: 500,
 }
-HEADERS: Mapping[int, Mapping[str, str]] = {429: {"Retry-After": "1"}}
+HEADERS: Mapping[int, Mapping[str, str]] = {
+    # OpenAI's clients take a conflict for one that passes, and would send the request again.
+    409: {"x-should-retry": "false"},
+    429: {"Retry-After": "1"},
+}
 MESSAGES: Mapping[int, str] = {
     404: "This server has no such path. Its API is under /v1, as in POST /v1/chat/completions.",
     405: "This path does not take requests of that method.",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from mlx_server.api.error_handlers import as_server_error
 from mlx_server.api.sink import EventSink
-from mlx_server.engine.sequence import GenerationEvent, GenerationRequest
-from mlx_server.errors import GenerationFailed, ServerError
+from mlx_server.engine.sequence import GenerationRequest, Progress
+from mlx_server.errors import GenerationFailed, RequestCancelled, ServerError
 
-Submit = Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]]
+if TYPE_CHECKING:
+    from mlx_server.engine.engine import Engine
 
 
 class Run:
@@ -26,15 +29,22 @@ class Run:
 
     def __init__(
         self,
-        submit: Submit,
+        engine: Engine,
         requests: Sequence[GenerationRequest],
         sink: EventSink,
         receive: Receive,
+        *,
+        request_id: str,
+        on_close: Callable[[], object],
     ) -> None:
+        self.request_id = request_id
         self.failure: ServerError | None = None
         self.ended = False
-        self._submit = submit
-        self._sink = sink
+        self.sink = sink
+        self._engine = engine
+        self._requests = requests
+        self._on_close = on_close
+        self._began = time.monotonic()
         self._news = asyncio.Event()
         self._num_running = len(requests)
         self._watcher = asyncio.create_task(hang_up(receive))
@@ -46,9 +56,9 @@ class Run:
             pump.add_done_callback(self._pump_done)
 
     async def _pump(self, source: int, request: GenerationRequest) -> None:
-        async with aclosing(self._submit(request)) as events:
+        async with aclosing(self._engine.submit(request)) as events:
             async for event in events:
-                self._sink.take_in(source, event)
+                self.sink.take_in(source, event)
                 self._news.set()
 
     def _pump_done(self, pump: asyncio.Task[None]) -> None:
@@ -61,7 +71,7 @@ class Run:
 
     def _end(self) -> None:
         self.ended = True
-        if not self._sink.is_complete and self.failure is None:
+        if not self.sink.is_complete and self.failure is None:
             self.failure = GenerationFailed("The answer broke off before its end.")
 
     async def news(self, deadline: float | None = None) -> None:
@@ -75,7 +85,27 @@ class Run:
         if self._watcher.done():
             raise ClientDisconnect
 
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def progress(self) -> Progress | None:
+        """What the first of the prompts that are not read yet waits for, if one is left."""
+        told = (self._engine.progress(request.request_id) for request in self._requests)
+        return next((progress for progress in told if progress is not None), None)
+
+    def cancel(self) -> bool:
+        """End it as a failure, for somebody else than its client; False if it has ended already."""
+        if self.ended or self.failure is not None:
+            return False
+        self.failure = RequestCancelled()
+        for pump in self._pumps:
+            pump.cancel()
+        self._news.set()
+        return True
+
     async def close(self) -> None:
+        self._on_close()
         tasks = (*self._pumps, self._watcher)
         for task in tasks:
             task.cancel()
@@ -91,6 +121,9 @@ async def hang_up(receive: Receive) -> None:
 async def run_to_end(run: Run) -> None:
     """Wait until the sink has everything; raises the failure, or ClientDisconnect, and has aborted
     then.
+
+    Nothing keeps the connection alive meanwhile: whatever was sent would fix the status before the
+    outcome is known.
     """
     try:
         while not run.ended and run.failure is None:

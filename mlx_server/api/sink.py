@@ -16,7 +16,6 @@ from mlx_server.engine.sequence import (
     FinishReason,
     GenerationEvent,
     GenerationRequest,
-    Progress,
     Started,
 )
 from mlx_server.models import Usage
@@ -34,7 +33,6 @@ class EventSink(ABC):
         self.answer_id = answer_id
         self.created = int(time.time())
         self.model = requests[0].model or ""
-        self.progress: Progress | None = None
         self.has_started = False
         self._n = requests[0].n
         self._num_open_choices = len(requests) * self._n
@@ -55,8 +53,6 @@ class EventSink(ABC):
             self.wrote(index, event)
         elif isinstance(event, Started):
             self._start(source, event)
-        else:
-            self.progress = event
 
     def _start(self, source: int, event: Started) -> None:
         self.model = event.model

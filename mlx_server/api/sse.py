@@ -41,18 +41,18 @@ def pieces(text: str) -> Iterator[str]:
 
 def comment(progress: Progress | None) -> str:
     """A sign of life for who waits, saying for what."""
-    return f": keep-alive{describe(progress)}\n\n"
+    return f": {describe(progress)}\n\n"
 
 
 def describe(progress: Progress | None) -> str:
     match progress:
         case Progress("queued", done, total):
-            return f" queued {total - done}"
+            return f"queued {total - done}"
         case Progress("loading", done, total):
-            return f" loading {100 * done // total}%" if total else " loading"
+            return f"loading {100 * done // total}%" if total else "loading"
         case Progress("prefill", done, total):
-            return f" prefill {done}/{total}"
-    return ""
+            return f"prefill {done}/{total}"
+    return "keep-alive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class EventStream(Response):
         while not self._run.ended and self._run.failure is None:
             body = self._sink.take()
             if not body and now() >= deadline:
-                body = comment(self._sink.progress).encode()
+                body = comment(self._run.progress()).encode()
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 deadline = now() + self._heartbeat_s

@@ -10,18 +10,39 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
 
-from mlx_server.engine.kv_caches import KVCaches, extract
+from mlx_server.engine.kv_caches import KVCaches, extract, fork
+from mlx_server.engine.kv_quantisation import as_batch_rows
 from mlx_server.engine.logprobs import TopLogprobs
-from mlx_server.engine.sampling import RowSampler, SamplerRow
+from mlx_server.engine.sampler_row import SamplerRow
+from mlx_server.engine.sampling import RowSampler
+
+NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class RowToken:
-    """One decoded token of the row `uid`."""
+    """One decoded token of the row `uid`; `is_broken` if the logits it was drawn from are no
+    numbers.
+    """
 
     uid: int
     token_id: int
     logprobs: TopLogprobs | None
+    is_broken: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowStart:
+    """A prompt that is through the model: its KV state and the logits, shape (1, vocab), from which
+    any number of rows can begin.
+    """
+
+    caches: KVCaches
+    logits: mx.array
+    rope_deltas: mx.array | None
+
+    def fork(self) -> RowStart:
+        return RowStart(fork(self.caches), self.logits, self.rope_deltas)
 
 
 class _LogitsTap:
@@ -51,8 +72,7 @@ class _LogitsTap:
 
 
 class RowBatch:
-    """Running sequences by `uid`. A row's cache holds its prompt and every token that `decode` has
-    returned for it.
+    """Running sequences by `uid`.
 
     mlx_vlm decides nothing here about when a row ends: rows leave by `release`.
     """
@@ -61,6 +81,7 @@ class RowBatch:
         self._tap = _LogitsTap(language_model)
         self._sampler = RowSampler()
         self._batch = self._empty()
+        self._has_read_ahead = False
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -69,47 +90,77 @@ class RowBatch:
     def uids(self) -> list[int]:
         return list(self._batch.uids)
 
-    def join(self, uid: int, prompt: PromptProcessingBatch, row: SamplerRow) -> None:
-        """Run the last prompt token of `uid`, sample its first token and take it among the rows."""
-        sampler = RowSampler([row])
+    @property
+    def holds_newest(self) -> bool:
+        """Whether the rows' KV state holds the token that `decode` has returned last."""
+        return not self._has_read_ahead
+
+    def start(self, prompt: PromptProcessingBatch) -> RowStart:
+        """Run what is left of the prompt, its last token at least."""
         prompt.model = self._tap
-        newcomer = prompt.generate(
-            lambda _: sampler(self._tap.take()), _never_stop, compute_logprobs=False
+        logits: list[mx.array] = []
+
+        def keep_logits(_: mx.array) -> mx.array:
+            logits.append(self._tap.take())
+            return mx.zeros(1, dtype=mx.uint32)
+
+        begun = prompt.generate(keep_logits, _never_stop, compute_logprobs=False)
+        mx.eval(logits)
+        return RowStart(begun.prompt_cache, logits[0], begun._rope_deltas)
+
+    def join(self, uid: int, start: RowStart, row: SamplerRow) -> None:
+        """Sample the first token of `uid` and take it among the rows; `start` is used up."""
+        assert not self._has_read_ahead
+        sampler = RowSampler([row])
+        newcomer = GenerationBatch(
+            self._tap,
+            [uid],
+            sampler(start.logits),
+            as_batch_rows(start.caches),
+            self._sample,
+            _never_stop,
+            [NO_LIMIT],
         )
+        newcomer.compute_logprobs = False
+        newcomer._rope_deltas = start.rope_deltas
         if len(self._batch) == 0:
             self._sampler = sampler
             self._batch = newcomer
         else:
             self._sampler.extend(sampler)
             self._batch.extend(newcomer)
-        self._batch.sampler = self._sample
 
-    def decode(self) -> list[RowToken]:
+    def decode(self, *, is_last: bool = False) -> list[RowToken]:
         """One token for every row.
 
-        The next step is already under way on the device when this returns. Raises
-        FloatingPointError if the model's logits are no numbers.
+        The next step is already under way on the device when this returns, unless `is_last` says
+        that no row will be asked for another token.
         """
         pending, broken = self._sampler.pending, self._sampler.broken
-        responses = self._batch.next()
-        if broken is not None and any(cast(list[bool], broken.tolist())):
-            raise FloatingPointError("the model's logits are no numbers")
-        logprobs = pending.read() if pending else [None] * len(responses)
-        return [
-            RowToken(response.uid, response.token, row_logprobs)
-            for response, row_logprobs in zip(responses, logprobs, strict=True)
-        ]
+        tokens = self._read() if is_last else [r.token for r in self._batch.next()]
+        is_broken = cast(list[bool], broken.tolist()) if broken is not None else []
+        logprobs = pending.read() if pending else [None] * len(tokens)
+        rows = zip(self._batch.uids, tokens, logprobs, is_broken, strict=True)
+        return [RowToken(*row) for row in rows]
 
-    def release(self, uid: int) -> KVCaches:
-        """Take the row out of the batch and give its caches to the caller."""
-        index = self._batch.uids.index(uid)
-        caches = extract(self._batch.prompt_cache, index)
-        keep = [i for i in range(len(self._batch)) if i != index]
+    def release(self, uids: list[int]) -> list[KVCaches]:
+        """Take rows out of the batch and give their caches to the caller, in the same order."""
+        if not uids:
+            return []
+        indices = [self._batch.uids.index(uid) for uid in uids]
+        caches = [extract(self._batch.prompt_cache, index) for index in indices]
+        keep = [i for i in range(len(self._batch)) if i not in indices]
         self._batch.filter(keep)
         self._sampler.keep(keep)
         if not keep:
             self._batch = self._empty()
+            self._has_read_ahead = False
         return caches
+
+    def _read(self) -> list[int]:
+        self._has_read_ahead = True
+        tokens: list[int] = self._batch._next_tokens.tolist()
+        return tokens
 
     def _sample(self, _: mx.array) -> mx.array:
         return self._sampler(self._tap.take())

@@ -38,6 +38,11 @@ class Completion:
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
         self.token_ids: list[int] = []
 
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still come."""
+        return self._max_tokens - len(self.token_ids)
+
     def add(self, token: RowToken) -> Delta:
         """Take the next token; the Delta has a finish_reason if it was the last."""
         self.token_ids.append(token.token_id)

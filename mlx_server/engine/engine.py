@@ -1,6 +1,7 @@
 """The engine as the rest of the server sees it: requests in, events out, all of it async.
 
-Holds no model itself; `Worker` owns the thread that does.
+Holds no model itself; `Worker` owns the thread that does, and with it MLX, which is not in the
+process before the server listens.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlx_server.catalog import Catalog, ModelEntry
 from mlx_server.config import EngineConfig
-from mlx_server.engine.device import active_memory_bytes
 from mlx_server.engine.downloads import Downloads
-from mlx_server.engine.loader import Load, load_checkpoint
-from mlx_server.engine.media import LoadedImage, load_images
-from mlx_server.engine.scheduler import Scheduler
+from mlx_server.engine.opening import open_worker
 from mlx_server.engine.sequence import (
     ChatPrompt,
     Delta,
@@ -32,60 +32,149 @@ from mlx_server.engine.sequence import (
     Sequence,
     Started,
 )
-from mlx_server.engine.slot import ModelSlot
-from mlx_server.engine.status import EngineStatus
-from mlx_server.engine.worker import Worker, stopped
-from mlx_server.errors import EngineOverloaded, InvalidRequest, ModelLoadFailed, ServerError
+from mlx_server.engine.status import EngineStatus, PrefixCacheStats
+from mlx_server.errors import (
+    EngineOverloaded,
+    EngineStopped,
+    InvalidRequest,
+    ModelLoadFailed,
+    ServerError,
+)
+
+if TYPE_CHECKING:
+    from mlx_server.engine.loader import Load
+    from mlx_server.engine.media import LoadedImage
+    from mlx_server.engine.worker import Worker
+
+logger = logging.getLogger(__name__)
 
 Events = asyncio.Queue[GenerationEvent | ServerError]
+
+STOP_TIMEOUT_S = 5.0
+CLEAR_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRequest:
+    """A request that has not ended; `download` and `prefill` are how far these are."""
+
+    model: str
+    num_sequences: int
+    channel: Events = field(default_factory=asyncio.Queue)
+    download: Progress | None = None
+    prefill: Progress | None = None
+    has_started: bool = False
 
 
 class Engine:
     """Start it on the event loop that will submit; `load` is how a checkpoint becomes a model."""
 
-    def __init__(
-        self, config: EngineConfig, catalog: Catalog, *, load: Load = load_checkpoint
-    ) -> None:
+    def __init__(self, config: EngineConfig, catalog: Catalog, *, load: Load | None = None) -> None:
         self.catalog = catalog
         self._config = config
-        self._scheduler = Scheduler()
-        self._worker = Worker(
-            ModelSlot(config, load), self._scheduler, locate=self._locate, post=self._post
-        )
+        self._load = load
+        self._worker: Worker | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._status_without_worker = EngineStatus()
         self._uids = itertools.count()
-        self._channels: dict[str, Events] = {}
-        self._num_unfinished = 0
+        self._open: dict[str, _OpenRequest] = {}
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._downloads = Downloads(catalog)
 
     async def start(self, preload: str | None = None) -> None:
-        """Begin to serve; `preload` names the model that is put into the slot meanwhile."""
+        """Begin to serve; `preload` names the model that is put into the slot meanwhile.
+
+        MLX comes into the process meanwhile as well; requests wait for it.
+        """
         self._loop = asyncio.get_running_loop()
-        self._worker.start()
-        if preload is not None:
-            self._worker.load(self.catalog.resolve(preload).id)
+        model = None if preload is None else self.catalog.resolve(preload).id
+        self._status_without_worker = EngineStatus(loading=model)
+        self._opening = asyncio.create_task(self._open_worker(model))
+
+    async def _open_worker(self, preload: str | None) -> None:
+        try:
+            worker = await asyncio.to_thread(
+                open_worker, self._config, self._load, locate=self._locate, post=self._post
+            )
+        except (ImportError, OSError, RuntimeError):
+            logger.exception("MLX cannot be used")
+            reason = "MLX cannot be used on this machine; the log has the cause."
+            self._status_without_worker = EngineStatus(is_alive=False, load_error=reason)
+            return
+        if not self._is_closed:
+            if preload is not None:
+                worker.load(preload)
+            worker.start()
+            self._worker = worker
+
+    async def _opened_worker(self) -> Worker:
+        """Waits until MLX is there; raises EngineStopped if it never will be."""
+        if self._worker is None and self._opening is not None:
+            await asyncio.wait([self._opening])
+        if self._worker is None:
+            raise EngineStopped
+        return self._worker
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more requests, let those that run go on for `drain_s` seconds, then end them."""
         self._is_closed = True
         deadline = time.monotonic() + drain_s
-        while self._channels and time.monotonic() < deadline:
+        while self._open and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         # at once, and not when the step under way is over: connections do not stay for ever
-        for channel in self._channels.values():
-            channel.put_nowait(stopped())
-        self._worker.stop()
-        await asyncio.to_thread(self._worker.join, STOP_TIMEOUT_S)
+        for opened in self._open.values():
+            opened.channel.put_nowait(EngineStopped())
+        if self._opening is not None:
+            await asyncio.wait([self._opening], timeout=STOP_TIMEOUT_S)
+        self._status_without_worker = EngineStatus(is_alive=False)
+        if self._worker is not None:
+            self._worker.stop()
+            await asyncio.to_thread(self._worker.join, STOP_TIMEOUT_S)
 
     def status(self) -> EngineStatus:
+        if self._worker is None:
+            return replace(self._status_without_worker, num_waiting=len(self._open))
+        # MLX is in the process now
+        from mlx_server.engine.device import active_memory_bytes
+
         status = self._worker.status
         # the thread hears of new requests, and tells of its memory, only between two steps
         return replace(
             status,
-            num_waiting=max(len(self._channels) - status.num_running, 0),
+            num_waiting=max(len(self._open) - status.num_running, 0),
             active_memory_bytes=active_memory_bytes(),
         )
+
+    def progress(self, request_id: str) -> Progress | None:
+        """What the request waits for at this moment; None once it waits no more, and before its
+        events are asked for.
+        """
+        opened = self._open.get(request_id)
+        if opened is None or opened.has_started:
+            return None
+        if told := opened.download or opened.prefill:
+            return told
+        status = self.status()
+        if status.loading == opened.model:
+            return status.load_progress
+        return Progress("queued", 0, list(self._open).index(request_id))
+
+    async def clear_prefix_cache(self) -> PrefixCacheStats:
+        """Forget all KV state that is kept, on disk as well; returns the numbers before.
+
+        Raises TimeoutError when the MLX thread is busy for long, as with a load: it is done then
+        as soon as that is over.
+        """
+        clearing = asyncio.create_task(self._clear_prefix_cache())
+        await asyncio.wait([clearing], timeout=CLEAR_TIMEOUT_S)
+        if not clearing.done():
+            raise TimeoutError
+        return clearing.result()
+
+    async def _clear_prefix_cache(self) -> PrefixCacheStats:
+        worker = await self._opened_worker()
+        return await asyncio.wrap_future(worker.clear_prefix_cache())
 
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of the request, up to the last Delta of each of its `n` sequences.
@@ -94,16 +183,23 @@ class Engine:
         that cannot see. Closing the generator aborts the request.
         """
         if self._is_closed or not self.status().healthy:
-            raise stopped()
+            raise EngineStopped
         entry = self._resolve(request.model)
         images = image_parts(request)
         if entry.is_cached:
             refuse_blind(entry, images)
-        if len(self._channels) >= self._config.max_waiting:
-            raise EngineOverloaded("Too many requests are waiting. Try again in a moment.")
+        self._refuse_overload(request.n)
         if request.max_tokens is None:
             request = replace(request, max_tokens=self._config.default_max_tokens)
         return self._events(request, entry, images)
+
+    def _refuse_overload(self, num_sequences: int) -> None:
+        """One that comes alone is let in whatever its number: waiting would not help it."""
+        num_open = sum(opened.num_sequences for opened in self._open.values())
+        if num_open and num_open + num_sequences > self._config.max_waiting:
+            raise EngineOverloaded(
+                "Too many answers are waiting. Try again in a moment, or ask for fewer at a time."
+            )
 
     def _resolve(self, name: str | None) -> ModelEntry:
         if name:
@@ -114,36 +210,41 @@ class Engine:
     async def _events(
         self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
     ) -> AsyncGenerator[GenerationEvent, None]:
-        num_ahead = len(self._channels)
-        channel: Events = asyncio.Queue()
-        self._channels[request.request_id] = channel
-        num_open = request.n
+        opened = self._open[request.request_id] = _OpenRequest(entry.id, request.n)
+        num_unfinished = request.n
+        worker = None
         try:
             if not entry.is_cached:
                 async for progress in self._downloads.fetch(entry):
-                    yield progress
+                    opened.download = progress
+                opened.download = None
                 # what it can do is known only now
                 refuse_blind(self.catalog.resolve(entry.id), images)
-            if num_ahead:
-                yield Progress("queued", 0, num_ahead)
-            loaded_images = await load_images(images, self._config.media)
-            self._worker.submit(self._make_sequences(request, entry, loaded_images))
+            worker = await self._opened_worker()
+            loaded_images = await self._load_images(images)
+            worker.submit(self._make_sequences(request, entry, loaded_images))
             has_started = False
-            while num_open:
-                event = await channel.get()
+            while num_unfinished:
+                event = await opened.channel.get()
                 if isinstance(event, ServerError):
                     raise event
                 if isinstance(event, Delta) and event.finish_reason is not None:
-                    num_open -= 1
+                    num_unfinished -= 1
                 # the other sequences of the request start as well, with the same prompt
                 if has_started and not isinstance(event, Delta):
                     continue
                 has_started = isinstance(event, Started) or has_started
                 yield event
         finally:
-            del self._channels[request.request_id]
-            if num_open:
-                self._worker.abort(request.request_id)
+            del self._open[request.request_id]
+            if worker is not None and num_unfinished:
+                worker.abort(request.request_id)
+
+    async def _load_images(self, images: list[ImagePart]) -> list[LoadedImage]:
+        # what decodes pictures has come with MLX
+        from mlx_server.engine.media import load_images
+
+        return await load_images(images, self._config.media)
 
     def _make_sequences(
         self, request: GenerationRequest, entry: ModelEntry, images: list[LoadedImage]
@@ -178,12 +279,14 @@ class Engine:
 
     def _deliver(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
         for sequence, event in outcome:
-            channel = self._channels.get(sequence.request.request_id)
-            if channel is not None:
-                channel.put_nowait(event)
-
-
-STOP_TIMEOUT_S = 5.0
+            opened = self._open.get(sequence.request.request_id)
+            if opened is None:
+                continue
+            if isinstance(event, Started):
+                opened.has_started = True
+            elif isinstance(event, Progress) and event.stage == "prefill":
+                opened.prefill = event
+            opened.channel.put_nowait(event)
 
 
 def image_parts(request: GenerationRequest) -> list[ImagePart]:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.cache import ArraysCache, KVCache
+from mlx_vlm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
 KVCaches = list[Any]
 """The caches of one sequence, one for each layer of the model."""
@@ -29,6 +29,8 @@ def trim(caches: KVCaches, num_tokens: int) -> None:
     for cache in caches:
         if num_tokens:
             cache.trim(num_tokens)
+        if type(cache) is QuantizedKVCache and not cache.empty():
+            cache.keys, cache.values = cache.state
         if type(cache) is KVCache:
             # lets go of the unused tail, which the first write would have to copy as well
             cache.state = cache.state

@@ -7,8 +7,10 @@ from typing import Any
 
 from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
+from mlx_server.config import KVQuantisation
 from mlx_server.engine.kv_caches import KVCaches
-from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.kv_quantisation import quantised
+from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
 
 # Families whose image positions and features were seen to survive a prefill that starts behind some
@@ -32,6 +34,7 @@ class LoadedModel:
     defaults: SamplingDefaults
     tool_format: str
     token_text: TokenText
+    kv_quantisation: KVQuantisation | None = None
 
     @property
     def language_model(self) -> Any:
@@ -54,8 +57,15 @@ class LoadedModel:
     def is_warm_vision(self) -> bool:
         return self.model_type in WARM_VISION_TYPES
 
-    def make_caches(self) -> KVCaches:
+    def kv_variant(self, num_prompt_tokens: int) -> str:
+        """Which kind of KV state a prompt of that length gets."""
+        wanted = self.kv_quantisation
+        return wanted.variant if wanted and num_prompt_tokens >= wanted.start else ""
+
+    def make_caches(self, variant: str = "") -> KVCaches:
         caches: KVCaches = make_prompt_cache(self.language_model)
+        if variant and self.kv_quantisation is not None:
+            return quantised(caches, self.kv_quantisation)
         return caches
 
     @property

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_vlm
 from mlx.utils import tree_flatten
+from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.quant_utils import dequantize_model
-from mlx_vlm.utils import resolve_eos_token_ids
+from mlx_vlm.utils import load_model, resolve_eos_token_ids
 
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import is_cpu
+from mlx_server.engine.kv_quantisation import refuse_unless_quantisable
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.sampling import SamplingDefaults
+from mlx_server.engine.processors import Processor, Processors
+from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
 from mlx_server.parsers.tools import detect_tool_format
 
@@ -32,7 +34,9 @@ Load = Callable[[str, Path, EngineConfig], LoadedModel]
 """(catalog id, checkpoint folder, settings) -> the model, in memory."""
 
 
-def load_checkpoint(model_id: str, path: Path, config: EngineConfig) -> LoadedModel:
+def load_checkpoint(
+    model_id: str, path: Path, config: EngineConfig, processors: Processors | None = None
+) -> LoadedModel:
     """Load on the calling thread, which must be the one that runs the model.
 
     Raises ModelLoadFailed for a checkpoint that would run its own code; anything else that mlx_vlm
@@ -40,21 +44,26 @@ def load_checkpoint(model_id: str, path: Path, config: EngineConfig) -> LoadedMo
     """
     facts = CheckpointFacts.read(path)
     refuse_remote_code(facts, config.trust_remote_code)
-    model, processor = mlx_vlm.load(str(path), trust_remote_code=config.trust_remote_code)
+    model = load_model(path, trust_remote_code=config.trust_remote_code)
     if is_cpu():
         _prepare_for_cpu(model, config.cpu_dtype)
-    return assemble(model_id, model, processor, facts, config)
+    read = (processors or Processors()).get(path, model, trust_remote_code=config.trust_remote_code)
+    return assemble(model_id, model, read, facts, config)
 
 
 def assemble(
-    model_id: str, model: Any, processor: Any, facts: CheckpointFacts, config: EngineConfig
+    model_id: str, model: Any, read: Processor, facts: CheckpointFacts, config: EngineConfig
 ) -> LoadedModel:
     """What the engine must know of a model, from its parts."""
+    processor, token_text = read.processor, read.token_text
     tokenizer = getattr(processor, "tokenizer", processor)
     if getattr(processor, "chat_template", None) is None:
         # Gemma 3's processor does not take over its tokenizer's template
         processor.chat_template = facts.chat_template
-    token_text = TokenText(tokenizer)
+    if config.kv_quantisation is not None:
+        language_model = model.language_model
+        caches = make_prompt_cache(language_model)
+        refuse_unless_quantisable(language_model, caches, config.kv_quantisation)
     return LoadedModel(
         id=model_id,
         model=model,
@@ -68,6 +77,7 @@ def assemble(
         defaults=_defaults(facts),
         tool_format=detect_tool_format(facts.chat_template, facts.model_type),
         token_text=token_text,
+        kv_quantisation=config.kv_quantisation,
     )
 
 

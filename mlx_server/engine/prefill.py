@@ -17,9 +17,9 @@ NO_LIMIT = 1 << 62
 
 
 class Prefill:
-    """Runs all prompt tokens but the last, which `RowBatch.join` runs to sample the first token.
+    """Runs all prompt tokens but the last, which `RowBatch.start` runs for its logits.
 
-    A prompt that its model must see whole is left to `join` altogether.
+    A prompt that its model must see whole is left to `start` altogether.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class Prefill:
         self.prompt = prompt
         self._prefix_cache = prefix_cache
         self._step_size = step_size
+        self.variant = loaded.kv_variant(len(prompt))
         can_start_warm = not prompt.inputs or loaded.is_warm_vision
-        self._begin(loaded, prefix_cache.match(prompt.keys) if can_start_warm else None)
+        match = prefix_cache.match(prompt.keys, self.variant) if can_start_warm else None
+        self._begin(loaded, match)
         if self._is_whole and self.num_cached_tokens:
             self._begin(loaded, None)
 
@@ -49,21 +51,22 @@ class Prefill:
         """KV state of the first `num_done` tokens."""
         return self._caches
 
-    def step(self) -> None:
+    def step(self, max_tokens: int | None = None) -> None:
         """Run one chunk; it ends at the next checkpoint, where a copy of the KV state is kept."""
-        end = self.num_done + self._step_size
+        end = self.num_done + min(self._step_size, max_tokens or self._step_size)
         self.batch.prefill_step_size = (
             min([end, *(c for c in self.prompt.checkpoints if c > self.num_done)]) - self.num_done
         )
         self.num_done += self.batch.prompt_step()
         mx.eval([cache.state for cache in self._caches])
         if self.num_done in self.prompt.checkpoints:
-            self._prefix_cache.insert(self.prompt.keys[: self.num_done], fork(self._caches))
+            keys = self.prompt.keys[: self.num_done]
+            self._prefix_cache.insert(keys, fork(self._caches), self.variant)
 
     def _begin(self, loaded: LoadedModel, match: PrefixMatch | None) -> None:
         self.num_cached_tokens = match.num_tokens if match else 0
         self.num_done = self.num_cached_tokens
-        self._caches = match.caches if match else loaded.make_caches()
+        self._caches = match.caches if match else loaded.make_caches(self.variant)
         self.batch = self._make_batch(loaded)
         # mlx_vlm asks only the inner model whether it may be given the prompt in chunks
         if not _may_be_cut(loaded, self.batch):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_server.engine.kv_caches import KVCaches, fork, is_trimmable, materialise, num_bytes, trim
+from mlx_server.engine.status import PrefixCacheStats
 
 Keys = npt.NDArray[np.int64]
 
@@ -31,6 +32,7 @@ class _Entry:
     keys: Keys
     caches: KVCaches
     num_bytes: int
+    variant: str
 
 
 class PrefixCache:
@@ -49,33 +51,43 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def match(self, keys: Keys) -> PrefixMatch | None:
+    def match(self, keys: Keys, variant: str = "") -> PrefixMatch | None:
         """The longest kept prefix of `keys`; never all of it, since the last token must run to give
         logits.
         """
-        best_id, best_length = None, 0
-        for entry_id, entry in self._entries.items():
-            length = min(_common_length(entry.keys, keys), len(keys) - 1)
-            if length < len(entry.keys) and not is_trimmable(entry.caches):
-                continue
-            if length > best_length:
-                best_id, best_length = entry_id, length
+        best_id, length = self._longest(keys, variant)
         if best_id is None:
             return None
         self._entries.move_to_end(best_id)
         entry = self._entries[best_id]
         caches = fork(entry.caches)
-        trim(caches, len(entry.keys) - best_length)
-        return PrefixMatch(best_length, caches)
+        trim(caches, len(entry.keys) - length)
+        return PrefixMatch(length, caches)
 
-    def insert(self, keys: Keys, caches: KVCaches) -> None:
+    def peek(self, keys: Keys, variant: str = "") -> int:
+        """How many positions `match` would give."""
+        return self._longest(keys, variant)[1]
+
+    def _longest(self, keys: Keys, variant: str) -> tuple[int | None, int]:
+        best_id, best_length = None, 0
+        for entry_id, entry in self._entries.items():
+            if entry.variant != variant:
+                continue
+            length = min(common_length(entry.keys, keys), len(keys) - 1)
+            if length < len(entry.keys) and not is_trimmable(entry.caches):
+                continue
+            if length > best_length:
+                best_id, best_length = entry_id, length
+        return best_id, best_length
+
+    def insert(self, keys: Keys, caches: KVCaches, variant: str = "") -> None:
         """Keep `caches`, which hold exactly the positions of `keys`, and now belong to the prefix
         cache.
         """
-        if len(keys) == 0 or self.max_bytes == 0 or self._is_served(keys):
+        if len(keys) == 0 or self.max_bytes == 0 or self._is_served(keys, variant):
             return
         materialise(caches)
-        entry = _Entry(keys, caches, num_bytes(caches))
+        entry = _Entry(keys, caches, num_bytes(caches), variant)
         if entry.num_bytes > self.max_bytes:
             return
         self._drop_covered_by(entry)
@@ -85,15 +97,20 @@ class PrefixCache:
         while self.num_bytes > self.max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def clear(self) -> None:
+    def stats(self) -> PrefixCacheStats:
+        return PrefixCacheStats(
+            num_entries=len(self._entries), num_bytes=self.num_bytes, max_bytes=self.max_bytes
+        )
+
+    def clear(self, *, disk: bool = False) -> None:
         self._entries.clear()
         self.num_bytes = 0
 
-    def _is_served(self, keys: Keys) -> bool:
+    def _is_served(self, keys: Keys, variant: str) -> bool:
         """Whether a longer entry that can be trimmed back holds these positions as well."""
         for entry_id, entry in self._entries.items():
-            holds_them = _common_length(entry.keys, keys) == len(keys) < len(entry.keys)
-            if holds_them and is_trimmable(entry.caches):
+            holds_them = common_length(entry.keys, keys) == len(keys) < len(entry.keys)
+            if entry.variant == variant and holds_them and is_trimmable(entry.caches):
                 self._entries.move_to_end(entry_id)
                 return True
         return False
@@ -103,7 +120,9 @@ class PrefixCache:
         trimmed back.
         """
         for entry_id, entry in list(self._entries.items()):
-            covered = _common_length(entry.keys, new.keys) == len(entry.keys)
+            covered = entry.variant == new.variant and common_length(entry.keys, new.keys) == len(
+                entry.keys
+            )
             if covered and (len(entry.keys) == len(new.keys) or is_trimmable(new.caches)):
                 self._drop(entry_id)
 
@@ -111,7 +130,7 @@ class PrefixCache:
         self.num_bytes -= self._entries.pop(entry_id).num_bytes
 
 
-def _common_length(left: Keys, right: Keys) -> int:
+def common_length(left: Keys, right: Keys) -> int:
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     return int(np.argmax(differs)) if differs.any() else length

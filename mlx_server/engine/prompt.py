@@ -21,7 +21,7 @@ COUNTED_PIECE = 1 << 16
 BOUNDARY_MARK = "\u241e"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PreparedPrompt:
     """`inputs` are the processor's arrays for the images, empty without any.
 

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Container
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.engine.batch import RowBatch
+from mlx_server.engine.batch import RowBatch, RowStart, RowToken
 from mlx_server.engine.completion import Completion
-from mlx_server.engine.kv_caches import KVCaches
+from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefill import Prefill
-from mlx_server.engine.prefix_cache import PrefixCache
+from mlx_server.engine.prefix_cache import Keys, PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.sampling import SamplerRow, make_row
+from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sequence import Delta, Progress, Sequence, Started
-from mlx_server.errors import InvalidRequest
+from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
+
+# Running this few tokens once more costs less than looking after the KV state that spares it.
+MIN_SHARED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """`num_tokens` of the prompt ran; `Started` means that the sequence decodes from now on."""
+
+    event: Progress | Started
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +37,28 @@ class _Row:
     sequence: Sequence
     prompt: PreparedPrompt
     completion: Completion
+
+    def keys(self) -> Keys:
+        """Those of the prompt and of all tokens that came."""
+        new_keys = np.array(self.completion.token_ids, dtype=np.int64)
+        return np.concatenate([self.prompt.keys, new_keys])
+
+
+@dataclass(slots=True, eq=False)
+class _SharedStart:
+    """Where the other sequences of a request begin; `num_expected` of them are still to come."""
+
+    start: RowStart
+    num_cached_tokens: int
+    num_expected: int
+
+
+@dataclass(slots=True, eq=False)
+class _Ended:
+    """Rows that have said their last and still hold their place; broken ones leave nothing."""
+
+    uids: list[int] = field(default_factory=list)
+    broken: set[int] = field(default_factory=set)
 
 
 class Runner:
@@ -35,9 +70,15 @@ class Runner:
         self.loaded = loaded
         self.prefix_cache = PrefixCache(prefix_cache_bytes)
         self._prefill_step_size = prefill_step_size
-        self._batch = RowBatch(loaded.language_model)
-        self._prefill: Prefill | None = None
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._batches: dict[str, RowBatch] = {}
+        self._prefills: dict[int, Prefill] = {}
         self._rows: dict[int, _Row] = {}
+        self._ended = _Ended()
+        self._shared_starts: WeakKeyDictionary[PreparedPrompt, _SharedStart] = WeakKeyDictionary()
+        self._num_left: dict[int, int] = {}
 
     def prepare(self, sequence: Sequence) -> None:
         """Build the prompt of a waiting sequence; raises InvalidRequest if it cannot be served."""
@@ -49,44 +90,97 @@ class Runner:
             )
         sequence.prompt = prepare(self.loaded, sequence.request.prompt, sequence.images)
 
-    def prefill(self, sequence: Sequence) -> Progress | Started:
-        """Run the next chunk of the prompt. `Started` means that the sequence decodes from now on.
+    def num_left(self, sequence: Sequence) -> int:
+        """Prompt tokens that have still to run, by what the prefix cache holds now."""
+        prefill = self._prefills.get(sequence.uid)
+        if prefill is not None:
+            return len(prefill.prompt) - prefill.num_done
+        if sequence.prompt in self._shared_starts:
+            return 0
+        if sequence.uid not in self._num_left:
+            prompt: PreparedPrompt = sequence.prompt
+            self._num_left[sequence.uid] = len(prompt) - self._num_cached(prompt)
+        return self._num_left[sequence.uid]
 
-        Raises InvalidRequest if the prompt has not been built yet and cannot be.
+    def _num_cached(self, prompt: PreparedPrompt) -> int:
+        return self.prefix_cache.peek(prompt.keys, self.loaded.kv_variant(len(prompt)))
+
+    def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
+        """Whether `sequence` will find KV state that `earlier` has still to compute."""
+        prompt: PreparedPrompt = sequence.prompt
+        num_known = len(prompt) - self.num_left(sequence)
+        return common_length(prompt.keys, earlier.prompt.keys) >= num_known + MIN_SHARED
+
+    def prefill(self, sequence: Sequence, max_tokens: int | None = None) -> PrefillResult:
+        """Run the next chunk of the prompt, of `max_tokens` at most.
+
+        Raises InvalidRequest if the prompt has not been built yet and cannot be. Whatever else it
+        raises concerns this sequence alone, until `join`.
         """
-        if self._prefill is None:
-            self._prefill = self._begin(sequence)
-        prefill = self._prefill
+        shared = sequence.prompt and self._shared_starts.get(sequence.prompt)
+        if shared:
+            return PrefillResult(self._started(sequence, shared.num_cached_tokens), 0)
+        if sequence.uid not in self._prefills:
+            self._prefills[sequence.uid] = self._begin(sequence)
+        prefill = self._prefills[sequence.uid]
+        num_before = prefill.num_done
         if not prefill.is_done:
-            prefill.step()
+            prefill.step(max_tokens)
         if not prefill.is_done:
-            return Progress("prefill", prefill.num_done, len(prefill.prompt))
-        self._batch.join(sequence.uid, prefill.batch, self._sampler_row(sequence, prefill.prompt))
-        self._prefill = None
-        self._rows[sequence.uid] = self._make_row(sequence, prefill.prompt)
-        return Started(
-            model=self.loaded.id,
-            num_prompt_tokens=len(prefill.prompt),
-            num_cached_tokens=prefill.num_cached_tokens,
-            tool_format=self.loaded.tool_format,
-            prompt_text=prefill.prompt.text if sequence.request.echo else None,
+            progress = Progress("prefill", prefill.num_done, len(prefill.prompt))
+            return PrefillResult(progress, prefill.num_done - num_before)
+        start = self._batch(prefill.variant).start(prefill.batch)
+        if mx.any(mx.isnan(start.logits)).item():
+            raise FloatingPointError("the model's logits are no numbers")
+        self._shared_starts[prefill.prompt] = _SharedStart(
+            start, prefill.num_cached_tokens, sequence.request.n
         )
+        del self._prefills[sequence.uid]
+        self._keep_prompt(prefill, start)
+        event = self._started(sequence, prefill.num_cached_tokens)
+        return PrefillResult(event, len(prefill.prompt) - num_before)
 
-    def decode(self) -> list[tuple[Sequence, Delta]]:
-        """One token for every running sequence; those that end leave their KV state for others."""
-        answers = []
-        for token in self._batch.decode():
-            row = self._rows[token.uid]
-            delta = row.completion.add(token)
-            if delta.finish_reason is not None:
-                self._retire(token.uid)
-            answers.append((row.sequence, delta))
+    def join(self, sequence: Sequence) -> None:
+        """Let a sequence whose prompt is through decode with the others."""
+        prompt: PreparedPrompt = sequence.prompt
+        shared = self._shared_starts[prompt]
+        start = shared.start if shared.num_expected == 1 else shared.start.fork()
+        self._expect_one_less(prompt)
+        row = self._sampler_row(sequence, prompt)
+        self._batch(self.loaded.kv_variant(len(prompt))).join(sequence.uid, start, row)
+        self._rows[sequence.uid] = self._make_row(sequence, prompt)
+
+    def decode(self) -> list[tuple[Sequence, Delta | ServerError]]:
+        """One token for every running sequence; `settle` must follow for those that have ended."""
+        answers: list[tuple[Sequence, Delta | ServerError]] = []
+        for batch in self._batches.values():
+            rows = [self._rows[uid] for uid in batch.uids]
+            if rows:
+                is_last = all(row.completion.num_left == 1 for row in rows)
+                answers += map(self._answer, rows, batch.decode(is_last=is_last))
         return answers
+
+    def _answer(self, row: _Row, token: RowToken) -> tuple[Sequence, Delta | ServerError]:
+        if token.is_broken:
+            self._ended.uids.append(token.uid)
+            self._ended.broken.add(token.uid)
+            failure = GenerationFailed("The model's output is no numbers. Change the prompt.")
+            return row.sequence, failure
+        delta = row.completion.add(token)
+        if delta.finish_reason is not None:
+            self._ended.uids.append(token.uid)
+        return row.sequence, delta
+
+    def settle(self) -> None:
+        """Take the rows that have ended out of the batch and keep their KV state for others."""
+        ended, self._ended = self._ended, _Ended()
+        if ended.uids:
+            self._retire(ended.uids, ended.broken)
 
     def cut(self, sequence: Sequence) -> Delta:
         """End a running sequence now; its answer is what it has so far."""
         delta = self._rows[sequence.uid].completion.cut()
-        self._retire(sequence.uid)
+        self._retire([sequence.uid])
         return delta
 
     def drop(self, sequence: Sequence) -> None:
@@ -94,23 +188,31 @@ class Runner:
 
         What it has computed stays in the prefix cache.
         """
-        if self._prefill is not None and self._prefill.uid == sequence.uid:
-            prefill, self._prefill = self._prefill, None
-            self.prefix_cache.insert(prefill.prompt.keys[: prefill.num_done], prefill.caches)
-        elif sequence.uid in self._rows:
-            self._retire(sequence.uid)
+        uid = sequence.uid
+        if uid in self._rows:
+            self._retire([uid])
+        elif uid in self._prefills:
+            prefill = self._prefills.pop(uid)
+            self._insert(prefill, prefill.num_done, prefill.caches)
+        elif sequence.prompt is not None:
+            self._expect_one_less(sequence.prompt)
+        self._num_left.pop(uid, None)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Throw away what a prefill that failed has computed."""
+        self._prefills.pop(sequence.uid, None)
+        mx.clear_cache()
 
     def reset(self) -> None:
         """Forget all sequences and all KV state: after a failure none of it can be trusted."""
-        self._batch = RowBatch(self.loaded.language_model)
-        self._prefill = None
-        self._rows.clear()
+        self._forget_all()
         self.prefix_cache.clear()
         mx.clear_cache()
 
     def _begin(self, sequence: Sequence) -> Prefill:
         if sequence.prompt is None:
             self.prepare(sequence)
+        self._num_left.pop(sequence.uid, None)
         return Prefill(
             self.loaded,
             sequence.uid,
@@ -118,6 +220,38 @@ class Runner:
             self.prefix_cache,
             step_size=self._prefill_step_size,
         )
+
+    def _keep_prompt(self, prefill: Prefill, start: RowStart) -> None:
+        """Let sequences that come before this one ends find its prompt.
+
+        States that cannot go back were kept at the prompt's checkpoints.
+        """
+        num_new = len(prefill.prompt) - prefill.num_cached_tokens
+        if num_new >= MIN_SHARED and is_trimmable(start.caches):
+            self._insert(prefill, len(prefill.prompt), start.fork().caches)
+        self._num_left.clear()
+
+    def _insert(self, prefill: Prefill, num_tokens: int, caches: KVCaches) -> None:
+        self.prefix_cache.insert(prefill.prompt.keys[:num_tokens], caches, prefill.variant)
+        self._num_left.clear()
+
+    def _started(self, sequence: Sequence, num_cached_tokens: int) -> Started:
+        prompt: PreparedPrompt = sequence.prompt
+        return Started(
+            model=self.loaded.id,
+            num_prompt_tokens=len(prompt),
+            num_cached_tokens=num_cached_tokens,
+            tool_format=self.loaded.tool_format,
+            prompt_text=prompt.text if sequence.request.echo else None,
+        )
+
+    def _expect_one_less(self, prompt: PreparedPrompt) -> None:
+        """One of the sequences that share a start has joined or will not come."""
+        shared = self._shared_starts.get(prompt)
+        if shared is not None:
+            shared.num_expected -= 1
+            if shared.num_expected == 0:
+                del self._shared_starts[prompt]
 
     def _sampler_row(self, sequence: Sequence, prompt: PreparedPrompt) -> SamplerRow:
         return make_row(
@@ -141,8 +275,19 @@ class Runner:
         )
         return _Row(sequence, prompt, completion)
 
-    def _retire(self, uid: int) -> None:
-        row = self._rows.pop(uid)
-        caches: KVCaches = self._batch.release(uid)
-        new_keys = np.array(row.completion.token_ids, dtype=np.int64)
-        self.prefix_cache.insert(np.concatenate([row.prompt.keys, new_keys]), caches)
+    def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
+        for variant, batch in self._batches.items():
+            leaving = [uid for uid in batch.uids if uid in uids]
+            num_unheld = 0 if batch.holds_newest else 1
+            for uid, caches in zip(leaving, batch.release(leaving), strict=True):
+                row = self._rows.pop(uid)
+                if uid not in broken:
+                    keys = row.keys()
+                    self.prefix_cache.insert(keys[: len(keys) - num_unheld], caches, variant)
+        self._num_left.clear()
+
+    def _batch(self, variant: str) -> RowBatch:
+        """Rows whose KV state is of different kinds cannot run in one pass."""
+        if variant not in self._batches:
+            self._batches[variant] = RowBatch(self.loaded.language_model)
+        return self._batches[variant]

@@ -1,54 +1,71 @@
 """Which step the engine takes next.
 
-Pure Python: knows sequences and model ids, no arrays and no clock.
+Pure Python: knows sequences and model ids, no arrays; the time is told to it.
+
+Sequences begin in the order in which they came. Those of one model decode together; `Turns` says
+when another model's begin. A prompt is prefilled in chunks between decode steps, so that running
+sequences wait for no more than `max_decode_stall_s` of it. While a long prompt is on its way, a
+much shorter one may pass it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
 
+from mlx_server.engine.pace import Pace
 from mlx_server.engine.sequence import Sequence, SequenceStatus
+from mlx_server.engine.steps import DecodeStep, LoadStep, PrefillStep, PrepareStep, Step
+from mlx_server.engine.turns import Turns
+
+# A long prompt and one that passes it.
+MAX_PREFILLING = 2
+# How many of the waiting are looked at for one that may pass a long prompt.
+MAX_OVERTAKERS = 16
+# Smaller chunks cost about as much as this one.
+MIN_CHUNK = 16
+# Sequences that begin together may wait for one another this many times the longest stall, counted
+# from the first one's first token: a decode step costs little more for all of them than for one.
+BURST_STALLS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class LoadStep:
-    """Nothing runs: put `model` into the slot."""
+class Workload(Protocol):
+    """What the scheduler must ask about prompts, of which it knows nothing itself."""
 
-    model: str
+    def num_left(self, sequence: Sequence) -> int:
+        """Prompt tokens that have still to be prefilled."""
 
+    def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
+        """Whether `earlier` will leave KV state that spares `sequence` a part of its prefill."""
 
-@dataclass(frozen=True, slots=True)
-class PrepareStep:
-    """Build the prompt of a waiting sequence, so that its faults are known before its turn."""
-
-    sequence: Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillStep:
-    """Run the next chunk of the sequence's prompt."""
-
-    sequence: Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeStep:
-    """One token for every running sequence."""
-
-
-Step = LoadStep | PrepareStep | PrefillStep | DecodeStep
+    def reserve(self, sequence: Sequence) -> bool:
+        """Set aside the memory for the sequence; False if others hold it now."""
 
 
 class Scheduler:
-    """First come, first served: a sequence for another model waits for those before it."""
+    """`waiting` is in the order of arrival; the first of `prefilling` came before the second."""
 
-    def __init__(self, max_num_seqs: int = 1) -> None:
-        self.max_num_seqs = max_num_seqs
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: Sequence | None = None
-        self.running: list[Sequence] = []
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        max_num_seqs: int = 32,
+        max_decode_stall_s: float = 0.25,
+        swap_patience_s: float = 5.0,
+    ) -> None:
+        self._workload = workload
+        self._max_num_seqs = max_num_seqs
+        self._max_stall_s = max_decode_stall_s
+        self._turns = Turns(swap_patience_s)
+        self._pace = Pace()
+        self._stalled_s = 0.0
+        self._has_decoded = False
         self._has_just_prepared = False
+        self._has_just_passed = False
+        self.waiting: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
+        self.running: list[Sequence] = []
 
     @property
     def has_work(self) -> bool:
@@ -56,48 +73,53 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self.running) + (self.prefilling is not None)
+        return len(self.running) + len(self.prefilling)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, now: float) -> None:
+        sequence.arrived = now
         self.waiting.append(sequence)
 
-    def next_step(self, loaded: str | None) -> Step | None:
-        """`loaded` is the model in the slot.
-
-        Admits a waiting sequence when there is room for it.
-        """
+    def next_step(self, loaded: str | None, now: float) -> Step | None:
+        """`loaded` is the model in the slot. Admits waiting sequences when there is room."""
+        if loaded != self._turns.model:
+            self._pace = Pace()
+        self._turns.note(loaded, now)
         if (unprepared := self._next_to_prepare(loaded)) is not None:
             return PrepareStep(unprepared)
-        if self.prefilling is not None:
-            return PrefillStep(self.prefilling)
-        if self.waiting and self.num_running < self.max_num_seqs:
-            head = self.waiting[0]
-            if head.model == loaded:
-                return PrefillStep(self._admit())
-            if not self.running:
-                return LoadStep(head.model)
-        return DecodeStep() if self.running else None
+        self._admit(now)
+        if (prefill := self._prefill_step(now)) is not None:
+            return prefill
+        if self.running:
+            return DecodeStep()
+        model = self._turns.next_model(self.waiting)
+        return None if model is None else LoadStep(model)
 
-    def _next_to_prepare(self, loaded: str | None) -> Sequence | None:
-        """Every other step at most, so that those that run are not held up by many that come."""
-        found = None
-        if not (self._has_just_prepared and self.num_running):
-            waiting = (s for s in self.waiting if s.model == loaded and s.prompt is None)
-            found = next(waiting, None)
-        self._has_just_prepared = found is not None
-        return found
+    def ran(self, step: Step, seconds: float, num_tokens: int = 0) -> None:
+        """Say how long a step took, and how many prompt tokens it ran."""
+        if isinstance(step, DecodeStep):
+            self._pace.saw_decode(seconds)
+            self._stalled_s = 0.0
+            self._has_decoded = True
+            return
+        if isinstance(step, PrefillStep):
+            # the decode step before it may still have been under way on the device
+            pending_s = 0.0 if self._stalled_s or not self.running else self._pace.decode_s or 0.0
+            self._pace.saw_prefill(num_tokens, max(seconds - pending_s, seconds / 2))
+        self._stalled_s = self._stalled_s + seconds if self.running else 0.0
 
     def prefilled(self, sequence: Sequence) -> None:
         """The prompt is through: from the next step on, the sequence decodes."""
-        assert sequence is self.prefilling
-        self.prefilling = None
+        self.prefilling.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
+        if not self.running:
+            self._stalled_s = 0.0
+            self._has_decoded = False
         self.running.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Forget the sequence, wherever it is."""
-        if sequence is self.prefilling:
-            self.prefilling = None
+        if sequence.status is SequenceStatus.PREFILLING:
+            self.prefilling.remove(sequence)
         elif sequence.status is SequenceStatus.RUNNING:
             self.running.remove(sequence)
         elif sequence.status is SequenceStatus.WAITING:
@@ -108,11 +130,71 @@ class Scheduler:
         return [sequence for sequence in self.waiting if sequence.model == model]
 
     def sequences(self) -> list[Sequence]:
-        middle = [self.prefilling] if self.prefilling else []
-        return [*self.running, *middle, *self.waiting]
+        return [*self.running, *self.prefilling, *self.waiting]
 
-    def _admit(self) -> Sequence:
-        sequence = self.waiting.popleft()
-        sequence.status = SequenceStatus.PREFILLING
-        self.prefilling = sequence
-        return sequence
+    def _next_to_prepare(self, loaded: str | None) -> Sequence | None:
+        """Every other step at most, so that those that run are not held up by many that come."""
+        found = None
+        if not (self._has_just_prepared and self.num_running):
+            waiting = (s for s in self.waiting if s.model == loaded and s.prompt is None)
+            found = next(waiting, None)
+        self._has_just_prepared = found is not None
+        return found
+
+    def _admit(self, now: float) -> None:
+        while len(self.prefilling) < MAX_PREFILLING and self.num_running < self._max_num_seqs:
+            sequence = self._overtaker(now) if self.prefilling else self._first(now)
+            if sequence is None or not self._workload.reserve(sequence):
+                return
+            self.waiting.remove(sequence)
+            sequence.status = SequenceStatus.PREFILLING
+            self.prefilling.append(sequence)
+
+    def _first(self, now: float) -> Sequence | None:
+        return next(self._candidates(now), None)
+
+    def _overtaker(self, now: float) -> Sequence | None:
+        """One of less than half of the work, to which the long prompt's KV state is of no use."""
+        long = self.prefilling[0]
+        limit = self._workload.num_left(long) // 2
+        if limit == 0:
+            return None
+        for sequence in islice(self._candidates(now), MAX_OVERTAKERS):
+            is_short = self._workload.num_left(sequence) < limit
+            if is_short and not self._workload.is_shared(sequence, long):
+                return sequence
+        return None
+
+    def _candidates(self, now: float) -> Iterator[Sequence]:
+        """Waiting sequences that may begin now, in the order of arrival."""
+        last_arrival = self._turns.last_arrival(self.waiting, now)
+        for sequence in self.waiting:
+            is_ready = sequence.model == self._turns.model and sequence.prompt is not None
+            if is_ready and sequence.arrived <= last_arrival:
+                yield sequence
+
+    def _prefill_step(self, now: float) -> PrefillStep | None:
+        """None if there is nothing to prefill or if a decode step is due first."""
+        if not self.prefilling:
+            return None
+        max_tokens = None
+        if self.running and not self._is_burst(now):
+            max_tokens = self._pace.tokens_within(self._max_stall_s - self._stalled_s)
+            if max_tokens is not None and max_tokens < MIN_CHUNK:
+                if self._stalled_s > 0:
+                    return None
+                max_tokens = MIN_CHUNK
+        self._has_just_passed = len(self.prefilling) > 1 and not self._has_just_passed
+        return PrefillStep(self.prefilling[-1 if self._has_just_passed else 0], max_tokens)
+
+    def _is_burst(self, now: float) -> bool:
+        """Whether all that runs has just begun, and what is to begin beside it is soon through."""
+        if self._has_decoded:
+            return False
+        room = self._max_num_seqs - self.num_running
+        left_s = BURST_STALLS * self._max_stall_s - self._stalled_s
+        for sequence in [*self.prefilling, *islice(self._candidates(now), room)]:
+            left_s -= self._pace.prefill_s(self._workload.num_left(sequence))
+            if left_s < 0:
+                return False
+        return True

@@ -190,8 +190,8 @@ class SequenceStatus(StrEnum):
 class Sequence:
     """One of the `n` answers of a request inside the engine; `model` is a catalog id.
 
-    `deadline` is a time of the monotonic clock in seconds, after which the answer is cut. `prompt`
-    is what the runner has made of the request's, once the model is loaded.
+    `arrived` and `deadline` are times of the monotonic clock in seconds; after the latter the
+    answer is cut. `prompt` is what the runner has made of the request's, once the model is loaded.
     """
 
     uid: int
@@ -200,6 +200,7 @@ class Sequence:
     model: str
     seed: int
     deadline: float
+    arrived: float = 0.0
     images: tuple[Any, ...] = ()
     status: SequenceStatus = SequenceStatus.WAITING
     prompt: Any = None

@@ -15,6 +15,7 @@ from mlx_server.config import EngineConfig
 from mlx_server.engine.device import memory_size, prefill_step_size
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.runner import Runner
+from mlx_server.engine.sequence import Sequence
 from mlx_server.errors import ModelLoadFailed, ServerError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ ABSOLUTE_PATH = re.compile(r"(?<![\w.])/(?:[^\s'\":,;()]+/)+[^\s'\":,;()]*")
 
 
 class ModelSlot:
-    """Holds the runner of the loaded model, or nothing."""
+    """Holds the runner of the loaded model, or nothing; the scheduler's `Workload`."""
 
     def __init__(self, config: EngineConfig, load: Load) -> None:
         self._config = config
@@ -35,6 +36,17 @@ class ModelSlot:
     @property
     def model_id(self) -> str | None:
         return self.runner.loaded.id if self.runner else None
+
+    def num_left(self, sequence: Sequence) -> int:
+        assert self.runner is not None
+        return self.runner.num_left(sequence)
+
+    def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
+        assert self.runner is not None
+        return self.runner.is_shared(sequence, earlier)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        return True
 
     def swap(self, model_id: str, path: Path) -> None:
         """Give back the memory of what is loaded, then load. The slot is empty if that fails.

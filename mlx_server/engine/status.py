@@ -5,6 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mlx_server.engine.sequence import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """Plain numbers of both tiers of the prefix cache; `max_` 0 is a tier that is off.
+
+    A lookup is a prompt that asked for its prefix; its tokens are asked for, and those found are
+    cached.
+    """
+
+    num_entries: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    num_disk_entries: int = 0
+    num_disk_bytes: int = 0
+    max_disk_bytes: int = 0
+    num_lookups: int = 0
+    num_hits: int = 0
+    num_tokens_asked: int = 0
+    num_tokens_cached: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
@@ -22,6 +44,7 @@ class EngineStatus:
     num_waiting: int = 0
     num_running: int = 0
     active_memory_bytes: int = 0
+    prefix_cache: PrefixCacheStats = PrefixCacheStats()
 
     @property
     def healthy(self) -> bool:
@@ -34,3 +57,9 @@ class EngineStatus:
         if self.loading is not None:
             return "loading"
         return "ready" if self.model is not None else "idle"
+
+    @property
+    def load_progress(self) -> Progress:
+        """How far the load under way is; never at its end, since weights may grow on their way."""
+        total = self.num_bytes_to_load
+        return Progress("loading", min(self.active_memory_bytes, max(total - 1, 0)), total)

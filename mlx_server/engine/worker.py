@@ -10,16 +10,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 
 from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
-from mlx_server.engine.scheduler import LoadStep, PrefillStep, PrepareStep, Scheduler, Step
+from mlx_server.engine.scheduler import Scheduler
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
-from mlx_server.engine.status import EngineStatus
+from mlx_server.engine.status import EngineStatus, PrefixCacheStats
+from mlx_server.engine.steps import LoadStep, PrefillStep, PrepareStep, Step
 from mlx_server.errors import (
     EngineStopped,
     GenerationFailed,
@@ -73,14 +76,21 @@ class Worker:
         """Raises EngineStopped if the thread has ended."""
         self._commands.put(lambda: self._add(sequences))
         if not self.status.is_alive:
-            raise stopped()
+            raise EngineStopped
 
     def abort(self, request_id: str) -> None:
         self._commands.put(lambda: self._abort(request_id))
 
     def load(self, model: str) -> None:
-        """Have `model` in the slot before anybody asks for it."""
+        """Have `model` in the slot before anybody asks for it; to be called before `start`."""
+        self.status = replace(self.status, loading=model)
         self._commands.put(lambda: self._preload(model))
+
+    def clear_prefix_cache(self) -> Future[PrefixCacheStats]:
+        """Forget all kept KV state between two steps, and tell its numbers before."""
+        before: Future[PrefixCacheStats] = Future()
+        self._commands.put(lambda: self._clear_prefix_cache(before))
+        return before
 
     def stop(self) -> None:
         """Fail what is left and end the thread after the step under way."""
@@ -108,7 +118,7 @@ class Worker:
             if self._is_stopping:
                 return
             self._expire()
-            step = self._scheduler.next_step(self._slot.model_id)
+            step = self._scheduler.next_step(self._slot.model_id, time.monotonic())
             self._flush()
             if step is not None:
                 self._run_step(step)
@@ -127,7 +137,7 @@ class Worker:
         self._slot.unload()
         while not self._commands.empty():
             self._commands.get()()
-        self._fail(self._scheduler.sequences(), stopped())
+        self._fail(self._scheduler.sequences(), EngineStopped())
         self._flush(is_alive=False)
         mx.clear_streams()
 
@@ -139,18 +149,21 @@ class Worker:
             self._commands.get()()
 
     def _run_step(self, step: Step) -> None:
+        began = time.monotonic()
+        num_tokens = 0
         try:
             if isinstance(step, LoadStep):
                 self._load(step.model)
             elif isinstance(step, PrepareStep):
                 self._prepare(step.sequence)
             elif isinstance(step, PrefillStep):
-                self._prefill(step.sequence)
+                num_tokens = self._prefill(step)
             else:
                 self._decode()
         except ServerError as error:
             logger.info("refused: %s", error.message)
             self._fail(self._concerned(step), error)
+        self._scheduler.ran(step, time.monotonic() - began, num_tokens)
 
     def _recover(self, step: Step | None, failure: ServerError) -> None:
         """No KV state outlives a failure on the device, so all that had some goes with it."""
@@ -159,8 +172,7 @@ class Worker:
             self._fail(concerned, failure)
             return
         self._reset_runner()
-        scheduler = self._scheduler
-        with_state = [s for s in (*scheduler.running, scheduler.prefilling) if s is not None]
+        with_state = [*self._scheduler.running, *self._scheduler.prefilling]
         self._fail([*concerned, *(s for s in with_state if s not in concerned)], failure)
 
     def _reset_runner(self) -> None:
@@ -173,7 +185,7 @@ class Worker:
         if isinstance(step, PrepareStep):
             return self._siblings(step.sequence)
         if isinstance(step, PrefillStep):
-            return [step.sequence]
+            return [step.sequence, *self._siblings(step.sequence)]
         return list(self._scheduler.running)
 
     def _load(self, model: str) -> None:
@@ -205,19 +217,34 @@ class Worker:
         """The waiting sequences of the same request, which have the same prompt."""
         return [s for s in self._scheduler.waiting if s.request is sequence.request]
 
-    def _prefill(self, sequence: Sequence) -> None:
+    def _prefill(self, step: PrefillStep) -> int:
+        """Returns the number of prompt tokens that ran."""
         assert self._slot.runner is not None
-        event = self._slot.runner.prefill(sequence)
-        if isinstance(event, Started):
+        sequence = step.sequence
+        try:
+            result = self._slot.runner.prefill(sequence, step.max_tokens)
+        except ServerError:
+            raise
+        except Exception as error:
+            logger.exception("a prefill failed")
+            error.__traceback__ = None
+            self._slot.runner.forget(sequence)
+            raise failure_of(error) from None
+        if isinstance(result.event, Started):
+            self._slot.runner.join(sequence)
             self._scheduler.prefilled(sequence)
-        self._emit(sequence, event)
+        self._emit(sequence, result.event)
+        return result.num_tokens
 
     def _decode(self) -> None:
         assert self._slot.runner is not None
-        for sequence, delta in self._slot.runner.decode():
-            if delta.finish_reason is not None:
+        for sequence, event in self._slot.runner.decode():
+            if isinstance(event, ServerError) or event.finish_reason is not None:
                 self._scheduler.finish(sequence)
-            self._emit(sequence, delta)
+            self._emit(sequence, event)
+        # nobody's last token waits while the state behind it is put away
+        self._flush()
+        self._slot.runner.settle()
 
     def _expire(self) -> None:
         """Cut the answers, and refuse the prompts, whose time is up."""
@@ -231,8 +258,9 @@ class Worker:
                 self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
 
     def _add(self, sequences: list[Sequence]) -> None:
+        now = time.monotonic()
         for sequence in sequences:
-            self._scheduler.add(sequence)
+            self._scheduler.add(sequence, now)
 
     def _abort(self, request_id: str) -> None:
         for sequence in self._scheduler.sequences():
@@ -248,6 +276,17 @@ class Worker:
         if self._scheduler.has_work or self._slot.model_id is not None or self._is_stopping:
             return
         self._run_step(LoadStep(model))
+
+    def _clear_prefix_cache(self, before: Future[PrefixCacheStats]) -> None:
+        if before.set_running_or_notify_cancel():
+            stats = self._prefix_cache_stats()
+            if self._slot.runner is not None:
+                self._slot.runner.prefix_cache.clear(disk=True)
+            before.set_result(stats)
+
+    def _prefix_cache_stats(self) -> PrefixCacheStats:
+        runner = self._slot.runner
+        return PrefixCacheStats() if runner is None else runner.prefix_cache.stats()
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -268,6 +307,7 @@ class Worker:
             load_error=self._load_error,
             num_bytes_to_load=self._num_bytes_to_load,
             num_running=self._scheduler.num_running,
+            prefix_cache=self._prefix_cache_stats(),
         )
         if self._outbox:
             outbox, self._outbox = self._outbox, []
@@ -282,7 +322,3 @@ def failure_of(error: Exception) -> ServerError:
             code="out_of_memory",
         )
     return GenerationFailed("The model failed while it was running. Send the request again.")
-
-
-def stopped() -> EngineStopped:
-    return EngineStopped("The server is shutting down.")

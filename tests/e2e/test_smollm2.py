@@ -21,6 +21,7 @@ from mlx_server.engine.sequence import (
     Started,
     TextPart,
 )
+from tests.engine_runs import decode, prefill
 from tests.scripted_server import Body, Served
 from tests.tiny.checkpoints import tiny_llama
 from tests.tiny_server import tiny_server
@@ -114,7 +115,7 @@ def test_quantised_blocks_became_float32(folder: Path) -> None:
     prompt = ChatPrompt((ChatMessage("user", (TextPart("Hi"),)),))
     request = GenerationRequest("r", None, prompt, SamplingParams(temperature=0), max_tokens=2)
     sequence = Sequence(0, request, 0, "smollm2", seed=0, deadline=1e12)
-    while not isinstance(runner.prefill(sequence), Started):
+    while not isinstance(prefill(runner, sequence), Started):
         pass
-    assert len(runner.decode()) == 1
+    assert len(decode(runner)) == 1
     assert "float32" in str(loaded.language_model.model.embed_tokens.weight.dtype)

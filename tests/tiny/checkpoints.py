@@ -43,12 +43,13 @@ TEXT = {
 }
 
 
-def tiny_llama(folder: Path, *, seed: int = 7) -> Path:
+def tiny_llama(folder: Path, *, seed: int = 7, head_dim: int = 16) -> Path:
     """A plain decoder: every layer keeps all of its keys and values."""
     folder.mkdir(parents=True)
     vocab_size = write_tokenizer(folder, CHATML_SPECIAL, CHATML_TOKENS)
     config = {
         **TEXT,
+        "head_dim": head_dim,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": vocab_size,
@@ -89,7 +90,7 @@ def tiny_qwen3_next(folder: Path) -> Path:
     return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
-def tiny_gemma3(folder: Path, *, sliding_window: int = 64) -> Path:
+def tiny_gemma3(folder: Path, *, sliding_window: int = 64, head_dim: int = 16) -> Path:
     """Vision, and sliding-window layers between full ones."""
     folder.mkdir(parents=True)
     vocab_size = write_tokenizer(
@@ -123,6 +124,7 @@ def tiny_gemma3(folder: Path, *, sliding_window: int = 64) -> Path:
         "hidden_size": 64,
         "text_config": {
             **TEXT,
+            "head_dim": head_dim,
             "model_type": "gemma3_text",
             "query_pre_attn_scalar": 16,
             "sliding_window": sliding_window,

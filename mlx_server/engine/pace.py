@@ -1,0 +1,37 @@
+"""How long the steps of the loaded model take, learned from those that ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WEIGHT_OF_NEWEST = 0.3
+
+
+@dataclass(slots=True)
+class Pace:
+    """`None` until a step has been seen. A slower step than expected counts at once and in full."""
+
+    prefill_s_per_token: float | None = None
+    decode_s: float | None = None
+
+    def saw_prefill(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens > 0:
+            self.prefill_s_per_token = _blend(self.prefill_s_per_token, seconds / num_tokens)
+
+    def saw_decode(self, seconds: float) -> None:
+        self.decode_s = _blend(self.decode_s, seconds)
+
+    def tokens_within(self, seconds: float) -> int | None:
+        """How many prompt tokens can run in that time; None if that is not known yet."""
+        if self.prefill_s_per_token is None:
+            return None
+        return max(int(seconds / max(self.prefill_s_per_token, 1e-9)), 0)
+
+    def prefill_s(self, num_tokens: int) -> float:
+        return num_tokens * (self.prefill_s_per_token or 0.0)
+
+
+def _blend(old: float | None, new: float) -> float:
+    if old is None or new > old:
+        return new
+    return old + WEIGHT_OF_NEWEST * (new - old)

@@ -1,0 +1,195 @@
+"""Several sequences of one model at a time: what they share, and what they must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlx_server.config import EngineConfig
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.runner import Runner
+from mlx_server.engine.sequence import ChatPrompt, Delta, SamplingParams, Sequence, Started
+from mlx_server.errors import GenerationFailed
+from tests.engine_runs import (
+    GREEDY,
+    Answer,
+    decode,
+    make_runner,
+    make_sequence,
+    picture,
+    prefill,
+    run_alone,
+    start,
+    system,
+    user,
+)
+from tests.scripted import NOT_A_NUMBER, Script, ScriptedLoader, write_scripted_checkpoint
+
+Load = Callable[[str], LoadedModel]
+AGENT = "You are an agent. You have tools. Think of what you need, then act, then look. " * 3
+TASKS = ("count the ships", "name the sea", "draw a box", "say why")
+
+
+def run_together(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Answer]:
+    """Prefill one after the other, then decode all to their ends."""
+    answers = {s: Answer(start(runner, s)) for s in sequences}
+    while batch := decode(runner):
+        for sequence, delta in batch:
+            answers[sequence].deltas.append(delta)
+    return answers
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3_window_8", "qwen3_next", "qwen3_vl"])
+def test_one_new_long_prefix_is_prefilled_once(load_tiny: Load, name: str) -> None:
+    loaded = load_tiny(name)
+    runner = make_runner(loaded, step_size=16)
+    prompts = [ChatPrompt((system(AGENT), user(task))) for task in TASKS]
+    answers = run_together(runner, [make_sequence(prompt) for prompt in prompts])
+    first, *others = answers.values()
+    assert first.num_cached_tokens == 0
+    assert all(
+        o.started and o.num_cached_tokens > 0.7 * o.started.num_prompt_tokens for o in others
+    )
+    for sequence, answer in answers.items():
+        alone = run_alone(loaded, make_sequence(sequence.request.prompt))
+        assert answer.text == alone.text
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_window_8", "qwen3_next", "qwen3_vl"])
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 26])
+def test_the_answers_of_one_request_start_from_one_prefill(
+    load_tiny: Load, name: str, cache_bytes: int
+) -> None:
+    loaded = load_tiny(name)
+    runner = make_runner(loaded, step_size=16, cache_bytes=cache_bytes)
+    first = make_sequence(AGENT, sampling=SamplingParams(temperature=1.0), n=3)
+    siblings = [Sequence(1000 + i, first.request, i, "m", seed=i, deadline=1e12) for i in (1, 2)]
+    assert runner.num_left(prepared(runner, first)) > 16
+    answers = {first: Answer(start(runner, first))}
+    for sibling in siblings:
+        sibling.prompt = first.prompt
+        assert runner.num_left(sibling) == 0
+        assert isinstance(prefill(runner, sibling), Started), "there is nothing to run"
+        answers[sibling] = Answer()
+    while batch := decode(runner):
+        for sequence, delta in batch:
+            answers[sequence].deltas.append(delta)
+    texts = [answer.text for answer in answers.values()]
+    assert len(set(texts)) > 1, "every one has its own random stream"
+    for sequence, text in zip(answers, texts, strict=True):
+        twin = make_sequence(AGENT, sampling=SamplingParams(temperature=1.0))
+        twin.seed = sequence.seed
+        assert run_alone(loaded, twin).text == text
+
+
+def prepared(runner: Runner, sequence: Sequence) -> Sequence:
+    runner.prepare(sequence)
+    return sequence
+
+
+def test_b047_siblings_that_do_not_come_are_not_waited_for(load_tiny: Load) -> None:
+    runner = make_runner(load_tiny("llama"))
+    first = make_sequence("hello", n=2)
+    start(runner, first)
+    sibling = Sequence(2000, first.request, 1, "m", seed=1, deadline=1e12, prompt=first.prompt)
+    runner.drop(sibling)
+    assert len(runner._shared_starts) == 0
+
+
+MIXED = [
+    GREEDY,
+    SamplingParams(temperature=1.5, seed=1),
+    SamplingParams(temperature=1.0, top_p=0.8, seed=2),
+    SamplingParams(temperature=0.7, top_k=20, seed=3),
+    SamplingParams(temperature=1.2, min_p=0.05, seed=4),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3),
+    SamplingParams(temperature=0.9, logit_bias={5: 4.0}, presence_penalty=1.0, seed=5),
+]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_window_8", "qwen3_next"])
+def test_every_row_has_its_own_sampler_and_seed(load_tiny: Load, name: str) -> None:
+    loaded = load_tiny(name)
+    made = [make_sequence("hello there", sampling=s, max_tokens=12) for s in MIXED]
+    for i, sequence in enumerate(made):
+        sequence.seed = 100 + i
+    answers = run_together(make_runner(loaded), made)
+    for i, answer in enumerate(answers.values()):
+        twin = make_sequence("hello there", sampling=MIXED[i], max_tokens=12)
+        twin.seed = 100 + i
+        assert answer.text == run_alone(loaded, twin).text, MIXED[i]
+
+
+def test_pictures_and_text_decode_together(load_tiny: Load) -> None:
+    loaded = load_tiny("qwen3_vl")
+    asked = [
+        ("what is this?", [picture("red")]),
+        ("hello", []),
+        ("and these?", [picture("blue"), picture("green", 96)]),
+    ]
+
+    def sequences() -> list[Sequence]:
+        return [
+            make_sequence(ChatPrompt((user(text, len(pictures)),)), pictures, max_tokens=12)
+            for text, pictures in asked
+        ]
+
+    answers = run_together(make_runner(loaded), sequences())
+    alone = [run_alone(loaded, sequence).text for sequence in sequences()]
+    assert [answer.text for answer in answers.values()] == alone
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def scripted(script: Script, tmp_path: Path) -> Runner:
+    path = write_scripted_checkpoint(tmp_path / "m")
+    loaded = ScriptedLoader(m=script)("m", path, EngineConfig())
+    return make_runner(loaded, step_size=4)
+
+
+def test_a_row_whose_logits_are_no_numbers_ends_alone(scripted: Runner, script: Script) -> None:
+    script.say("a", "b", NOT_A_NUMBER)
+    script.say(*"abcdef")
+    broken, fine = make_sequence("one"), make_sequence("two")
+    for sequence in (broken, fine):
+        start(scripted, sequence)
+    said: dict[Sequence, list[object]] = {broken: [], fine: []}
+    for _ in range(4):
+        for sequence, event in scripted.decode():
+            said[sequence].append(event)
+        scripted.settle()
+    assert [type(event) for event in said[broken]] == [Delta, Delta, GenerationFailed]
+    assert [d.text for d in said[fine] if isinstance(d, Delta)] == list("abcd")
+    keys = [entry.keys for entry in scripted.prefix_cache._entries.values()]
+    assert all(len(k) <= len(broken.prompt) for k in keys), "nothing broken is kept"
+
+
+def test_a_prefill_that_fails_costs_only_its_own_sequence(scripted: Runner, script: Script) -> None:
+    script.say(*"abcdef")
+    script.say(RuntimeError("boom"))
+    script.say("fine")
+    fine, failing = make_sequence("one"), make_sequence("two")
+    start(scripted, fine)
+    with pytest.raises(RuntimeError, match="boom"):
+        start(scripted, failing)
+    scripted.forget(failing)
+    assert [d.text for _, d in decode(scripted)] == ["a"]
+    assert start(scripted, make_sequence("three")).num_prompt_tokens > 0
+    assert sorted(d.text for _, d in decode(scripted)) == ["b", "fine"]
+
+
+def test_the_last_token_of_all_needs_no_further_step(scripted: Runner, script: Script) -> None:
+    script.say(*"abcdef")
+    start(scripted, make_sequence("one", max_tokens=3))
+    for _ in range(3):
+        decode(scripted)
+    assert script.num_tokens == 2, "the first comes with the prompt"
+    script.say(*"xyz")
+    assert start(scripted, make_sequence("two", max_tokens=1)).num_prompt_tokens > 0
+    assert [d.text for _, d in decode(scripted)] == ["x"]

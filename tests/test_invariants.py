@@ -1,0 +1,159 @@
+"""Whatever came before, an answer is that of a fresh server.
+
+Random requests, aborts, swaps, pictures, evictions and restarts go through the whole engine at
+temperature 0. Kernels round differently for other shapes of a batch, so an answer may part from the
+fresh one where the two likeliest tokens are as good as equal; such places are counted and printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mlx_server.config import EngineConfig
+from mlx_server.engine.engine import Engine
+from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.loader import load_checkpoint
+from mlx_server.engine.sequence import (
+    ChatMessage,
+    ChatPrompt,
+    Delta,
+    GenerationRequest,
+    ImagePart,
+    RawPrompt,
+    Started,
+)
+from tests.engine_harness import make_engine
+from tests.engine_runs import GREEDY, TIE, Answer, first_difference, run_alone
+from tests.histories import Ask, Asks
+from tests.pictures import data_url, encode
+
+MODELS = ("llama", "gemma3_window_8", "qwen3_next", "qwen3_vl")
+NUM_CLIENTS = 4
+NUM_ASKS = 5
+NUM_LIVES = 2
+TIMEOUT_S = 120.0
+_ids = itertools.count()
+
+
+def request_of(ask: Ask, model: str) -> GenerationRequest:
+    pictures = iter(ask.images)
+    prompt = (
+        RawPrompt(ask.raw)
+        if ask.raw is not None
+        else ChatPrompt(tuple(with_pictures(message, pictures) for message in ask.messages))
+    )
+    return GenerationRequest(
+        f"ask-{next(_ids)}", model, prompt, GREEDY, max_tokens=ask.max_tokens, top_logprobs=2
+    )
+
+
+def with_pictures(message: ChatMessage, pictures: Iterator[object]) -> ChatMessage:
+    content = tuple(
+        ImagePart(data_url(encode(next(pictures).image)), "messages")  # type: ignore[attr-defined]
+        if isinstance(part, ImagePart)
+        else part
+        for part in message.content
+    )
+    return replace(message, content=content)
+
+
+@dataclass
+class World:
+    """Servers one after the other over the same disk, and what their clients were told."""
+
+    random: random.Random
+    folder: Path
+    paths: dict[str, Path]
+    asks: dict[str, Asks] = field(default_factory=dict)
+    num_aborted: int = 0
+    num_cached: int = 0
+
+    def config(self) -> EngineConfig:
+        return EngineConfig(
+            prefill_step_size=self.random.choice((5, 16, 512)),
+            max_num_seqs=self.random.choice((1, 3, 32)),
+            prefix_cache_bytes=self.random.choice((0, 150_000, 1 << 26, 1 << 26)),
+            swap_patience_s=self.random.choice((0.0, 0.05, 5.0)),
+            max_decode_stall_s=self.random.choice((0.001, 0.25)),
+        )
+
+    async def live(self) -> None:
+        engine = make_engine(self.folder, list(self.paths.values()), self.config(), load_checkpoint)
+        await engine.start()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await asyncio.gather(*(self.client(engine) for _ in range(NUM_CLIENTS)))
+        finally:
+            await engine.close()
+
+    async def client(self, engine: Engine) -> None:
+        for _ in range(NUM_ASKS):
+            name = self.random.choice(list(self.paths))
+            ask = self.asks[name].next()
+            limit = self.random.randint(0, 4) if self.random.random() < 0.15 else None
+            answer = await self.read(engine, request_of(ask, self.paths[name].name), limit)
+            if answer is not None:
+                self.asks[name].done.append((ask, answer))
+
+    async def read(
+        self, engine: Engine, request: GenerationRequest, limit: int | None
+    ) -> Answer | None:
+        """None for one who leaves after `limit` events."""
+        answer = Answer()
+        events = engine.submit(request)
+        num_events = 0
+        async for event in events:
+            num_events += 1
+            if isinstance(event, Started):
+                answer.started = event
+            elif isinstance(event, Delta):
+                answer.deltas.append(event)
+            if limit is not None and num_events > limit and answer.finish_reason is None:
+                self.num_aborted += 1
+                await events.aclose()
+                return None
+        self.num_cached += answer.num_cached_tokens > 0
+        return answer
+
+
+@settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(seed=st.integers(0, 1 << 32))
+def test_every_answer_equals_a_fresh_server_s(
+    seed: int,
+    load_tiny: Callable[[str], LoadedModel],
+    tiny_checkpoint: Callable[[str], Path],
+    tmp_path_factory: object,
+) -> None:
+    chance = random.Random(seed)
+    names = chance.sample(MODELS, 2)
+    folder = tmp_path_factory.mktemp("world")  # type: ignore[attr-defined]
+    world = World(chance, folder, {name: tiny_checkpoint(name) for name in names})
+    loaded = {name: load_tiny(name) for name in names}
+    world.asks = {name: Asks(chance, loaded[name].has_vision) for name in names}
+    for _ in range(NUM_LIVES):
+        asyncio.run(world.live())
+    gaps = [
+        first_difference(answer, run_alone(loaded[name], ask.sequence()))
+        for name in names
+        for ask, answer in world.asks[name].done
+    ]
+    ties = [gap for gap in gaps if gap is not None]
+    print(
+        f"{len(gaps)} answers, {world.num_cached} cached, {world.num_aborted} aborted, ties {ties}"
+    )
+    assert all(gap < TIE for gap in ties)
+    assert len(ties) <= 1, "so many ties are no accident"
+    assert len(gaps) + world.num_aborted == NUM_LIVES * NUM_CLIENTS * NUM_ASKS
