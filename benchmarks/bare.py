@@ -39,19 +39,25 @@ def bare_row(model: Any, prompt: list[int], num_tokens: int) -> float:
     return (num_tokens - 1) / (time.perf_counter() - began)
 
 
-def bare_batch(model: Any, prompts: list[list[int]], num_tokens: int) -> float:
+def bare_batch(whole: Any, prompts: list[list[int]], num_tokens: int) -> float:
     """Tokens per second of all rows, from the first prefill on."""
+    import mlx.core as mx
     from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
     from mlx_vlm.models.cache import make_prompt_cache
 
+    model = whole.language_model
     began = time.perf_counter()
     batch: Any = None
     for uid, prompt in enumerate(prompts):
+        ids = mx.array([prompt])
+        features = whole.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).to_dict()
         prefill = PromptProcessingBatch(
             model=model,
             uids=[uid],
             input_ids=[prompt],
             max_tokens=[NO_LIMIT],
+            inputs_embeds=features.pop("inputs_embeds"),
+            prompt_kwargs={},
             warm_cache=make_prompt_cache(model),
         )
         row: GenerationBatch = prefill.generate(likeliest, never, compute_logprobs=False)
@@ -83,11 +89,11 @@ def main() -> None:
     from mlx_server.engine.device import prepare_device
 
     prepare_device()
-    model = mlx_vlm.load(str(folder))[0].language_model
+    model = mlx_vlm.load(str(folder))[0]
     writer = Writer(folder)
     prompts = [writer.token_ids(num_prompt_tokens, f"row {i}") for i in range(num_rows)]
     run: Callable[[int], float] = (
-        (lambda count: bare_row(model, prompts[0], count))
+        (lambda count: bare_row(model.language_model, prompts[0], count))
         if num_rows == 1
         else (lambda count: bare_batch(model, prompts, count))
     )

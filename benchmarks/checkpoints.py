@@ -85,7 +85,7 @@ def ensure(work_dir: Path, names: list[str]) -> dict[str, Path]:
 
 
 def make(work_dir: Path, name: str) -> None:
-    """Whole or not there at all: config.json, by which a folder is known to be there, comes last."""
+    """Whole or not there at all: config.json, by which a folder is known, comes last."""
     folder = work_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -100,7 +100,7 @@ def make_smollm2(folder: Path) -> dict[str, Any]:
     source = smollm2()
     config: dict[str, Any] = json.loads((source / "config.json").read_text())
     quantization = config.pop("quantization")
-    given = mx.load(str(source / "model.safetensors"))
+    given: Any = mx.load(str(source / "model.safetensors"))
     weights = {}
     for key, array in given.items():
         layer, _, part = key.rpartition(".")
@@ -180,7 +180,7 @@ def noise(shape: tuple[int, ...]) -> Any:
 
 
 def silence(weights: dict[str, Any], tokenizer_folder: Path) -> None:
-    """Take the control tokens out of what the model can say, if the embedding is among `weights`."""
+    """Take the control tokens out of what the model can say, if `weights` has the embedding."""
     if EMBEDDING not in weights:
         return
     tokenizer = json.loads((tokenizer_folder / "tokenizer.json").read_text())

@@ -20,11 +20,11 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import checkpoints  # noqa: E402
-from benchmarks.bench import FAILURES, Bench, Scenario, collect  # noqa: E402
-from benchmarks.machine import describe, find_blas  # noqa: E402
-from benchmarks.report import BARE, Samples, head, row  # noqa: E402
-from benchmarks.scenarios import (  # noqa: E402
+from benchmarks import checkpoints
+from benchmarks.bench import FAILURES, Bench, Scenario, collect
+from benchmarks.machine import describe, find_blas
+from benchmarks.report import BARE, Samples, head, row
+from benchmarks.scenarios import (
     endings,
     footprint,
     gaps,
@@ -32,8 +32,8 @@ from benchmarks.scenarios import (  # noqa: E402
     streams,
     swaps,
 )
-from benchmarks.servers import KINDS, OURS, Kind  # noqa: E402
-from mlx_server.config import ServerConfig  # noqa: E402
+from benchmarks.servers import KINDS, OURS, Kind
+from mlx_server.config import ServerConfig
 
 SCENARIOS: tuple[Scenario, ...] = (
     *streams.SCENARIOS,

@@ -59,7 +59,7 @@ def format_value(value: float | None, figure: Figure) -> str:
         return "–"
     if value == math.inf:
         return "never" if figure.limit is None else f"> {figure.limit:g}"
-    if value == 0 or abs(value) >= 100:
+    if value == int(value) or abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 

@@ -1,4 +1,4 @@
-"""Prompts of a wanted number of tokens that no two runs share, the same in every run of a command."""
+"""Prompts of a wanted number of tokens that no two runs share, the same whenever they are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-WORDS = (
+TEXT = (
     "the of and a to in is was he for it with as his on be at by had not are but from or have an "
     "they which one you were her all she there would their we him been has when who will more no "
     "if out so said what up its about into than them can only other new some could time these two "
@@ -15,7 +15,8 @@ WORDS = (
     "before must through back years where much your way well down should because each just those "
     "people how too little state good very make world still own see men work long get here between "
     "river stone window garden winter market engine letter number colour island signal copper"
-).split()
+)
+WORDS = TEXT.split()
 
 
 class Writer:
