@@ -1,0 +1,1 @@
+"""Measurements of this server beside others, each a command that prints a table."""

@@ -1,0 +1,155 @@
+"""Rows 4 to 6: prompts that begin with what was read before, by others or in an earlier turn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from benchmarks import checkpoints
+from benchmarks.bench import Bench, Scenario, limited
+from benchmarks.client import Answer, ask
+from benchmarks.report import Figure, Samples
+from benchmarks.scenarios.streams import ask_all, total_rate
+from benchmarks.servers import OURS, ROOT, Kind, Server
+
+NUM_STREAMS = 8
+RATE = "tokens/s"
+CACHED = "prompt tokens cached"
+OF_PROMPT = "share of prompt tokens cached"
+TURN = "first text of turn 2"
+NEW_ALONE = "first text of its new tokens alone"
+COLD = "first text, cold"
+AFTER_SWAP, SWAP_SHARE = "first text after a swap away and back", "share cached after the swap"
+AFTER_RESTART, RESTART_SHARE = "first text after a restart", "share cached after the restart"
+ON_DISK = "--prefix-cache-dir"
+Messages = list[dict[str, str]]
+
+# mlx_vlm's own prefix cache is off unless it is asked for.
+VARIABLES: Mapping[Kind, Mapping[str, str]] = {"mlx_vlm": {"APC_ENABLED": "1"}}
+
+
+def measure_shared_prefix(bench: Bench, kind: Kind, samples: Samples) -> None:
+    writer, num_tokens = bench.writer, bench.size(64, 8)
+    with bench.serve(kind, variables=VARIABLES.get(kind)) as server:
+        for run in range(bench.runs):
+            system = writer.text(bench.size(1000, 100), f"agent {run}")
+            tasks = (writer.text(20, f"task {run} {i}") for i in range(NUM_STREAMS))
+            bodies = [
+                server.chat("", num_tokens, messages=conversation(system, task)) for task in tasks
+            ]
+            answers = limited(bench, ask_all(bench, server, bodies))
+            samples.add(RATE, total_rate(answers))
+            samples.add(CACHED, sum(answer.num_cached_tokens for answer in answers))
+            prompts = sum(answer.num_prompt_tokens for answer in answers)
+            samples.add(OF_PROMPT, sum(a.num_cached_tokens for a in answers) / prompts)
+
+
+def measure_second_turn(bench: Bench, kind: Kind, samples: Samples) -> None:
+    with bench.serve(kind, variables=VARIABLES.get(kind)) as server:
+        for run in range(bench.runs):
+            history, first = first_turn(bench, server, f"history {run}")
+            second = follow_up(bench, server, history, f"second {run}")
+            alone = follow_up(bench, server, [], f"alone {run}")
+            samples.add(COLD, first.first_text_s)
+            samples.add(TURN, second.first_text_s)
+            samples.add(NEW_ALONE, alone.first_text_s)
+            samples.add(CACHED, second.num_cached_tokens)
+            samples.add(OF_PROMPT, second.num_cached_tokens / second.num_prompt_tokens)
+
+
+def measure_kept(bench: Bench, kind: Kind, samples: Samples) -> None:
+    other = bench.checkpoint(checkpoints.SMOLLM2_COPY)
+    models = [bench.model, other]
+    for run in range(bench.runs):
+        disk = on_disk(bench, kind, f"{kind}-{run}")
+        with bench.serve(kind, models, **disk) as server:
+            history, first = first_turn(bench, server, f"kept {run}")
+            samples.add(COLD, first.first_text_s)
+            limited(bench, ask(server.port, server.chat("hi", 1, model=server.name_of(other))))
+            # the swap back is not part of the time to the first text
+            limited(bench, ask(server.port, server.chat("hi", 1)))
+            after = follow_up(bench, server, history, f"swapped {run}")
+            samples.add(AFTER_SWAP, after.first_text_s)
+            samples.add(SWAP_SHARE, share(after, history, bench))
+        with bench.serve(kind, models, **disk) as server:
+            after = follow_up(bench, server, history, f"restarted {run}")
+            samples.add(AFTER_RESTART, after.first_text_s)
+            samples.add(RESTART_SHARE, share(after, history, bench))
+
+
+def on_disk(bench: Bench, kind: Kind, name: str) -> dict[str, Any]:
+    """How the server is told to keep its prefixes there, if it can."""
+    folder = str(bench.folder(name))
+    if kind == "mlx_vlm":
+        return {"variables": {"APC_ENABLED": "1", "APC_DISK_PATH": folder}}
+    if kind == OURS and has_disk():
+        return {"options": [ON_DISK, folder]}
+    return {}
+
+
+@cache
+def has_disk() -> bool:
+    command = [sys.executable, "-m", "mlx_server.main", "--help"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return ON_DISK in answer.stdout
+
+
+def first_turn(bench: Bench, server: Server, name: str) -> tuple[Messages, Answer]:
+    """The conversation with its answer, of about 1,200 tokens."""
+    writer = bench.writer
+    messages = conversation(writer.text(40, name), writer.text(bench.size(1100, 120), f"u {name}"))
+    answer = limited(bench, ask(server.port, server.chat("", 32, messages=messages)))
+    return [*messages, {"role": "assistant", "content": answer.text}], answer
+
+
+def follow_up(bench: Bench, server: Server, history: Messages, name: str) -> Answer:
+    messages = [*history, {"role": "user", "content": bench.writer.text(20, name)}]
+    answer: Answer = limited(bench, ask(server.port, server.chat("", 8, messages=messages)))
+    return answer
+
+
+def share(answer: Answer, history: Messages, bench: Bench) -> float:
+    """Of the history's tokens: all of the prompt but the new turn and the marks around it."""
+    num_new = len(bench.writer.token_ids(20, "new")) + 10
+    return min(answer.num_cached_tokens / (answer.num_prompt_tokens - num_new), 1.0)
+
+
+def conversation(system: str, user: str) -> Messages:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+SCENARIOS = (
+    Scenario(
+        "4",
+        "8 streams at once over one new prefix of 1,000 tokens",
+        (Figure(RATE, "1/s", "more"), Figure(CACHED, ""), Figure(OF_PROMPT, "", "more")),
+        measure_shared_prefix,
+    ),
+    Scenario(
+        "5",
+        "second turn on 1,200 tokens",
+        (
+            Figure(TURN, "s", "less"),
+            Figure(COLD, "s", "less"),
+            Figure(NEW_ALONE, "s", "less"),
+            Figure(CACHED, ""),
+            Figure(OF_PROMPT, "", "more"),
+        ),
+        measure_second_turn,
+    ),
+    Scenario(
+        "6",
+        "the same after a swap, and after a restart",
+        (
+            Figure(COLD, "s", "less"),
+            Figure(AFTER_SWAP, "s", "less"),
+            Figure(SWAP_SHARE, "", "more"),
+            Figure(AFTER_RESTART, "s", "less"),
+            Figure(RESTART_SHARE, "", "more"),
+        ),
+        measure_kept,
+    ),
+)
