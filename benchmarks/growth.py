@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.checkpoints import SMOLLM2, ensure
 from benchmarks.machine import describe, find_blas
+from benchmarks.runners import make_runner
 from benchmarks.svg import line_chart
 from mlx_server.config import EngineConfig, ServerConfig
 from mlx_server.engine.sequence import (
@@ -75,11 +76,7 @@ def bytes_per_token(loaded: Any) -> int:
 
 
 def step_ms(loaded: Any, num_rows: int, length: int, num_steps: int) -> float:
-    from mlx_server.engine.device import prefill_step_size
-    from mlx_server.engine.runner import Runner
-
-    step_size = prefill_step_size()
-    runner = Runner(loaded, prefill_step_size=step_size, prefix_cache_bytes=CACHE_BYTES)
+    runner = make_runner(loaded, prefix_cache_bytes=CACHE_BYTES)
     for uid in range(num_rows):
         sequence = sequence_of(loaded, uid, length, num_steps + 4)
         runner.prepare(sequence)

@@ -28,14 +28,14 @@ BLAS = preload_blas()
 import httpx  # noqa: E402
 import mlx.core as mx  # noqa: E402
 
+from benchmarks.runners import make_runner  # noqa: E402
 from mlx_server.catalog import Catalog  # noqa: E402
 from mlx_server.config import EngineConfig, ServerConfig  # noqa: E402
 from mlx_server.embedded import ensure_smollm2  # noqa: E402
-from mlx_server.engine.device import prefill_step_size, prepare_device  # noqa: E402
+from mlx_server.engine.device import prepare_device  # noqa: E402
 from mlx_server.engine.engine import Engine  # noqa: E402
 from mlx_server.engine.loaded_model import LoadedModel  # noqa: E402
 from mlx_server.engine.loader import load_checkpoint  # noqa: E402
-from mlx_server.engine.runner import Runner  # noqa: E402
 from mlx_server.engine.sequence import (  # noqa: E402
     GenerationRequest,
     RawPrompt,
@@ -76,7 +76,7 @@ def bare_loop(loaded: LoadedModel, ids: list[int], num_tokens: int) -> Timing:
 
 
 def runner_loop(loaded: LoadedModel, ids: list[int], num_tokens: int) -> Timing:
-    runner = Runner(loaded, prefill_step_size=prefill_step_size(), prefix_cache_bytes=0)
+    runner = make_runner(loaded, prefix_cache_bytes=0)
     request = GenerationRequest(
         "bench", None, RawPrompt(tuple(ids)), SamplingParams(temperature=0), max_tokens=num_tokens
     )

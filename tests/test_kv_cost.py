@@ -104,7 +104,7 @@ def test_a_cache_of_unknown_kind_is_measured_by_two_lengths(
     monkeypatch.setattr(
         LoadedModel,
         "make_caches",
-        lambda _, variant: [UndescribedCache() for _ in range(num_layers)],
+        lambda _, variant="": [UndescribedCache() for _ in range(num_layers)],
     )
     cost = measure_kv_cost(loaded)
     for length in LENGTHS:
