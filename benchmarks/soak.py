@@ -4,7 +4,7 @@
 
 Every complete answer at temperature 0 must be the one that a server gave which had nothing else to
 do and no prefix cache; it may differ where two tokens were as likely as each other. Exits with 1 if
-an answer was wrong or a status was 500 or more.
+an answer was wrong, an error or cut short, or if something was left in the engine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        return not (self.counts["wrong"] or self.counts["5xx"] or self.counts["broken off"])
+        bad = ("wrong", "4xx", "5xx", "broken off", "left over")
+        return not any(self.counts[name] for name in bad)
 
 
 async def precompute(server: Server, requests: Sequence[Request]) -> list[Expected]:
