@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Bench:
     runs: int
     is_quick: bool
     limit_s: float
+    notes: list[str] = field(default_factory=list)
+    """What must be known to read the table."""
 
     @property
     def model(self) -> Path:
@@ -79,7 +81,7 @@ class Bench:
         ) as server:
             if server.num_threads not in (None, self.blas.num_threads):
                 note = f"{kind} took {server.num_threads} BLAS threads, not {self.blas.num_threads}"
-                print(note, file=sys.stderr)
+                self.notes.append(note)
             yield server
 
 
@@ -133,7 +135,3 @@ def limited(bench: Bench, work: Any) -> Any:
             return await work
 
     return asyncio.run(run())
-
-
-def with_model(bench: Bench, name: str) -> Bench:
-    return replace(bench, model_name=name)

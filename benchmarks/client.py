@@ -110,10 +110,21 @@ async def ask(
 
 async def get_json(port: int, path: str, *, timeout_s: float = 5.0) -> dict[str, Any]:
     """Raises as `ask` does, and ValueError where the answer is no JSON."""
+    return await _exchange(port, encode_request("GET", path), timeout_s)
+
+
+async def post_json(
+    port: int, body: Body, *, path: str = CHAT, timeout_s: float = 120.0
+) -> dict[str, Any]:
+    """The whole of an answer that does not stream; raises as `get_json` does."""
+    return await _exchange(port, encode_request("POST", path, json.dumps(body).encode()), timeout_s)
+
+
+async def _exchange(port: int, request: bytes, timeout_s: float) -> dict[str, Any]:
     async with asyncio.timeout(timeout_s):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=MAX_LINE)
         try:
-            writer.write(encode_request("GET", path))
+            writer.write(request)
             text = b"\n".join([line async for line in answer_lines(reader)])
             value: dict[str, Any] = json.loads(text)
             return value

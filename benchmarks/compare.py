@@ -106,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(row(label, figure, OURS, others, found[scenario.number]), flush=True)
                 label = ""
     print_failures(found)
+    for note in dict.fromkeys(options.bench.notes):
+        print(f"- {note}")
     if options.json is not None:
         options.json.write_text(json.dumps(as_values(found), indent=1))
 

@@ -53,7 +53,7 @@ def parse() -> tuple[argparse.Namespace, Plan]:
     parser.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--lengths", type=numbers, default=[512, 1024, 2048, 4096, 8000])
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--max-gb", type=float, default=3.0, help="of KV state in the batch")
+    parser.add_argument("--max-gb", type=float, default=4.0, help="of KV state in the batch")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--svg", type=Path, default=Path("docs/decode_growth.svg"))
     parser.add_argument("--work-dir", type=Path, default=ServerConfig().cache_dir / "benchmarks")
@@ -72,7 +72,7 @@ def measure(loaded: Any, plan: Plan) -> Times:
 
 
 def bytes_per_token(loaded: Any) -> int:
-    return sum(cache.nbytes for cache in filled_caches(loaded, 256)) // 256
+    return int(sum(cache.nbytes for cache in filled_caches(loaded, 256))) // 256
 
 
 def step_ms(loaded: Any, num_rows: int, length: int, num_steps: int) -> float:

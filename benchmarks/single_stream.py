@@ -37,6 +37,7 @@ from mlx_server.engine.engine import Engine  # noqa: E402
 from mlx_server.engine.loaded_model import LoadedModel  # noqa: E402
 from mlx_server.engine.loader import load_checkpoint  # noqa: E402
 from mlx_server.engine.sequence import (  # noqa: E402
+    Delta,
     GenerationRequest,
     RawPrompt,
     SamplingParams,
@@ -90,6 +91,7 @@ def runner_loop(loaded: LoadedModel, ids: list[int], num_tokens: int) -> Timing:
     count = 1
     while True:
         ((_, delta),) = runner.decode()
+        assert isinstance(delta, Delta)
         count = delta.num_completion_tokens
         if delta.finish_reason is not None:
             break

@@ -14,13 +14,13 @@ from benchmarks.report import Figure, Samples
 from benchmarks.servers import OURS, Kind, Server
 
 NUM_TOKENS = 2000
-REST_LIMIT_S = 15.0
+REST_LIMIT_S = 8.0
 WINDOW_S = 0.1
 QUIET = 0.2
 """Processor time by time, below which a process rests; one that generates uses a core or more."""
 STREAMING, WHOLE = "processor at rest, streaming", "processor at rest, not streaming"
 ROW_GONE = "row gone, by /health, not streaming"
-EXIT_LIMIT_S = 15.0
+EXIT_LIMIT_S = 10.0
 EXIT, STATUS = "from SIGTERM to the exit", "exit status"
 
 
