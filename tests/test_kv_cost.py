@@ -90,7 +90,7 @@ def test_caches_inside_of_a_list_count_each_for_itself() -> None:
     assert cost_of(CacheList(*inner)).row_bytes(10_000) == (10_240 + 300) * slot
 
 
-class UndescribedCache(KVCache):  # type: ignore[misc]
+class UndescribedCache(KVCache):
     def memory_profile(self, _: int) -> None:
         return None
 

@@ -63,7 +63,9 @@ def test_a_loaded_model_knows_at_least_what_its_file_says(
 
 
 def test_what_a_file_leaves_to_its_family_is_known_of_the_loaded_model() -> None:
-    config = TextConfig.from_dict({"model_type": "gemma3_text", "hidden_size": 2560})
+    written = {"hidden_size": 2560, "num_hidden_layers": 34, "intermediate_size": 10240}
+    assert ModelDimensions.of(written).num_heads == 0
+    config = TextConfig.from_dict({"model_type": "gemma3_text", **written})
     assert ModelDimensions.of_config(config).num_heads == config.num_attention_heads > 0
     inner = SimpleNamespace(text_config={"hidden_size": 64}, hidden_size=7)
     assert ModelDimensions.of_config(inner).hidden_size == 64
