@@ -1,8 +1,10 @@
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoint_files import missing_file, read_json, weight_names
+from mlx_server.checkpoint_files import fingerprint, missing_file, read_json, weight_names
 from tests.checkpoint_folders import write_checkpoint, write_safetensors
 
 
@@ -66,3 +68,82 @@ def test_tensor_names_come_from_the_index_or_the_header(tmp_path: Path) -> None:
     assert weight_names(folder) == {"a.weight", "b.weight"}
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"c": "x.safetensors"}}')
     assert weight_names(folder) == {"c"}
+
+
+def checkpoint_of(path: Path, weights: bytes = b"0123456789" * 100_000) -> Path:
+    folder = write_checkpoint(path)
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_a_checkpoint_that_is_copied_with_its_times_has_the_same_fingerprint(
+    tmp_path: Path,
+) -> None:
+    folder = checkpoint_of(tmp_path / "m")
+    shutil.copytree(folder, tmp_path / "copy")
+    assert fingerprint(folder) == fingerprint(folder) == fingerprint(tmp_path / "copy")
+    (folder / "README.md").touch()
+    assert fingerprint(folder) == fingerprint(tmp_path / "copy")
+
+
+def write_later(path: Path, content: bytes) -> None:
+    """Write with a time of its own, however coarse the clock of the files is."""
+    modified_ns = path.stat().st_mtime_ns if path.exists() else 0
+    path.write_bytes(content)
+    os.utime(path, ns=(modified_ns + 1_000_000, modified_ns + 1_000_000))
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_another_configuration_is_another_fingerprint(tmp_path: Path, name: str) -> None:
+    folder = checkpoint_of(tmp_path / "m")
+    before = fingerprint(folder)
+    (folder / name).write_bytes(b'{"model_type": "other"}')
+    assert fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("place", [0, 12_345, 999_999])
+def test_one_changed_byte_of_the_weights_is_another_fingerprint(tmp_path: Path, place: int) -> None:
+    folder = checkpoint_of(tmp_path / "m")
+    before = fingerprint(folder)
+    path = folder / "model.safetensors"
+    weights = bytearray(path.read_bytes())
+    weights[place] ^= 1
+    write_later(path, bytes(weights))
+    assert fingerprint(folder) != before
+
+
+def test_other_weights_of_the_same_size_and_time_are_another_fingerprint(tmp_path: Path) -> None:
+    folder = checkpoint_of(tmp_path / "m")
+    path = folder / "model.safetensors"
+    before, time_ns = fingerprint(folder), path.stat().st_mtime_ns
+    path.write_bytes(b"9876543210" * 100_000)
+    os.utime(path, ns=(time_ns, time_ns))
+    assert fingerprint(folder) != before
+
+
+def test_names_of_weight_files_and_files_more_or_less_are_another_fingerprint(
+    tmp_path: Path,
+) -> None:
+    folder = checkpoint_of(tmp_path / "m")
+    seen = {fingerprint(folder)}
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    seen.add(fingerprint(folder))
+    (folder / "more.safetensors").touch()
+    seen.add(fingerprint(folder))
+    assert len(seen) == 3
+
+
+def test_the_hub_s_cache_identifies_weights_by_their_hash(tmp_path: Path) -> None:
+    def snapshot(name: str, blob: str) -> Path:
+        folder = checkpoint_of(tmp_path / name / "snapshots" / "1")
+        path = tmp_path / name / "blobs" / blob
+        path.parent.mkdir()
+        (folder / "model.safetensors").rename(path)
+        (folder / "model.safetensors").symlink_to(path)
+        os.utime(path, (len(seen) + 1, len(seen) + 1))
+        return folder
+
+    seen: list[str] = []
+    for name, blob in (("a", "a" * 64), ("b", "a" * 64), ("c", "b" * 64)):
+        seen.append(fingerprint(snapshot(name, blob)))
+    assert seen[0] == seen[1] != seen[2]

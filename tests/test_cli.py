@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import pytest
 
 from mlx_server.cli import build_parser, parse_args
-from mlx_server.config import MIB, EngineConfig, MediaLimits, ServerConfig
+from mlx_server.config import GIB, MIB, EngineConfig, MediaLimits, ServerConfig
 
 DEFAULTS = ServerConfig()
 ENGINE = EngineConfig()
+TMP = Path(tempfile.gettempdir())
 
 
 def engine(**values: Any) -> ServerConfig:
@@ -40,6 +42,8 @@ EFFECTS = {
     "--max-waiting 3": engine(max_waiting=3),
     "--request-timeout-s 60": engine(request_timeout_s=60.0),
     "--prefix-cache-gb 0": engine(prefix_cache_bytes=0),
+    f"--prefix-cache-dir {TMP}": engine(prefix_cache_dir=TMP),
+    "--prefix-cache-disk-gb 0.5": engine(prefix_cache_disk_bytes=GIB // 2),
     "--prefill-step-size 64": engine(prefill_step_size=64),
     "--allow-private-image-urls": media(allow_private_urls=True),
     "--max-image-mb 1": media(max_image_bytes=MIB),
@@ -141,3 +145,21 @@ def test_a_bad_key_in_the_environment_exits_with_2_and_is_not_shown(
     printed = capsys.readouterr().err
     assert "environment variable MLX_SERVER_API_KEY: must be printable ASCII" in printed
     assert "bad key" not in printed
+
+
+def test_the_folder_of_the_prefix_cache_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert parse_args(["--prefix-cache-dir", str(folder)], {}) == engine(prefix_cache_dir=folder)
+    assert list(folder.iterdir()) == []
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_the_prefix_cache_that_cannot_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "folder", Path("/proc/folder")):
+        with pytest.raises(SystemExit) as exited:
+            parse_args(["--prefix-cache-dir", str(folder)], {})
+        assert exited.value.code == 2
+        assert "--prefix-cache-dir: must be a folder that can be" in capsys.readouterr().err

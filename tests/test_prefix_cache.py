@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,14 +15,11 @@ from hypothesis import strategies as st
 from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from mlx_server.engine.kv_caches import KVCaches, num_bytes
-from mlx_server.engine.prefix_cache import Keys, PrefixCache, PrefixMatch
+from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
+from tests.kv_states import PLENTY, files, hybrid, keys_of, make_tier, sliceable
+from tests.test_host_state import same
 
 WINDOW = 4
-PLENTY = 1 << 30
-
-
-def keys_of(ids: Sequence[int]) -> Keys:
-    return np.array(ids, dtype=np.int64)
 
 
 def state_of(ids: Sequence[int], *, can_go_back: bool = True) -> KVCaches:
@@ -219,8 +219,161 @@ def test_state_of_no_positions_is_not_kept() -> None:
     assert len(cache) == 0
 
 
+def test_variants_do_not_mix() -> None:
+    cache = PrefixCache(PLENTY)
+    keys = keys_of([1, 2, 3])
+    cache.insert(keys, state_of([1, 2, 3]))
+    cache.insert(keys, state_of([1, 2, 3]), "q8")
+    cache.check_integrity()
+    assert len(cache) == 2
+    assert cache.peek(keys_of([1, 2, 3, 4]), "q8") == 3
+    assert cache.match(keys_of([1, 2, 3, 4]), "q4") is None
+    assert cache.peek(keys_of([1, 2, 3, 4]), "q4") == 0
+
+
+def test_a_peek_is_no_use() -> None:
+    size = num_bytes(state_of([1, 1]))
+    cache = PrefixCache(2 * size)
+    put(cache, [1, 1])
+    put(cache, [2, 2])
+    assert cache.peek(keys_of([1, 1, 1])) == 2
+    put(cache, [3, 3])
+    assert [cache.peek(keys_of([i, i, i])) for i in (1, 2, 3)] == [0, 2, 2]
+    assert cache.stats().num_lookups == 0
+
+
+def test_memory_is_given_back_when_it_is_asked_for() -> None:
+    size = num_bytes(state_of([1, 1]))
+    cache = PrefixCache(PLENTY)
+    for i in (1, 2, 3):
+        put(cache, [i, i])
+    assert look_up(cache, [1, 1, 0]) == 2
+    cache.shrink_to(2 * size)
+    assert [cache.peek(keys_of([i, i, i])) for i in (1, 2, 3)] == [2, 0, 2]
+    cache.shrink_to(2 * size - 1)
+    assert [cache.peek(keys_of([i, i, i])) for i in (1, 2, 3)] == [2, 0, 0]
+    cache.shrink_to(0)
+    cache.check_integrity()
+    assert (len(cache), cache.num_bytes) == (0, 0)
+
+
+def test_the_bytes_never_pass_the_budget_even_for_a_moment() -> None:
+    class Watched(PrefixCache):
+        most = 0
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "num_bytes":
+                self.most = max(self.most, value)
+            super().__setattr__(name, value)
+
+    cache = Watched(2 * num_bytes(state_of([1])))
+    for i in range(6):
+        put(cache, [i])
+    assert cache.most == cache.max_bytes
+
+
+def test_stats_count_lookups_and_tokens() -> None:
+    cache = PrefixCache(PLENTY)
+    put(cache, [1, 2, 3])
+    assert [look_up(cache, asked) for asked in ([1, 2, 3, 4], [9, 9], [1, 2, 8])] == [3, 0, 2]
+    stats = cache.stats()
+    assert (stats.num_lookups, stats.num_hits) == (3, 2)
+    assert (stats.num_tokens_asked, stats.num_tokens_cached) == (9, 5)
+    assert (stats.num_entries, stats.num_bytes, stats.max_bytes) == (1, cache.num_bytes, PLENTY)
+    assert (stats.num_disk_entries, stats.num_disk_bytes, stats.max_disk_bytes) == (0, 0, 0)
+
+
+def test_wrong_books_are_noticed() -> None:
+    short = PrefixCache(PLENTY)
+    short.insert(keys_of([1, 2]), state_of([1]))
+    wrong_sum, covered = PrefixCache(PLENTY), PrefixCache(PLENTY)
+    put(wrong_sum, [1])
+    wrong_sum.num_bytes += 1
+    put(covered, [1, 2])
+    put(covered, [3])
+    entries = covered._entries
+    entries[1] = dataclasses.replace(entries[1], keys=keys_of([1]))
+    too_much = PrefixCache(PLENTY)
+    put(too_much, [1])
+    too_much.max_bytes = 1
+    for cache in (short, wrong_sum, covered, too_much):
+        with pytest.raises(AssertionError):
+            cache.check_integrity()
+
+
+LONG = list(range(1, 101))
+
+
+@pytest.mark.parametrize(("make", "on_disk"), [(sliceable, 96), (hybrid, 100)])
+def test_what_memory_has_lost_comes_back_from_disk_and_stays(
+    tmp_path: Path, make: Callable[[Sequence[int]], KVCaches], on_disk: int
+) -> None:
+    cache = PrefixCache(PLENTY, make_tier(tmp_path))
+    cache.insert(keys_of(LONG), make(LONG))
+    cache.clear()
+    asked = keys_of([*LONG, 7])
+    assert cache.peek(asked) == on_disk
+    assert len(cache) == 0
+    for _ in range(2):
+        match = cache.match(asked)
+        assert match is not None
+        assert match.num_tokens == on_disk
+        assert same(match.caches, make(LONG[:on_disk]))
+        # the entry in memory must not notice
+        for kv in match.caches:
+            if isinstance(kv, KVCache):
+                entry = mx.zeros((1, *kv.keys.shape[1:2], 1, kv.keys.shape[3]))
+                kv.update_and_fetch(entry, entry)
+        cache.check_integrity()
+        assert len(cache) == 1
+    cache.clear(disk=True)
+    assert cache.match(asked) is None
+
+
+@pytest.mark.parametrize(("in_memory", "expected"), [(100, 100), (96, 96), (95, 96), (40, 96)])
+def test_the_longer_of_memory_and_disk_is_taken(
+    tmp_path: Path, in_memory: int, expected: int
+) -> None:
+    tier = make_tier(tmp_path)
+    tier.insert(keys_of(LONG), sliceable(LONG), "")
+    assert tier._store.flush(10.0)
+    cache = PrefixCache(PLENTY, make_tier(tmp_path / "other"))
+    cache.insert(keys_of(LONG[:in_memory]), sliceable(LONG[:in_memory]))
+    cache._disk = tier
+    asked = keys_of([*LONG, 7])
+    assert cache.peek(asked) == expected
+    match = cache.match(asked)
+    assert match is not None
+    assert match.num_tokens == expected
+    assert same(match.caches, sliceable(LONG[:expected]))
+    assert len(cache) == 1
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("num_asked", [96, 97, 100, 101])
+def test_b108_the_disk_never_holds_all_of_the_prompt(tmp_path: Path, num_asked: int) -> None:
+    cache = PrefixCache(0, make_tier(tmp_path))
+    cache.insert(keys_of(LONG), sliceable(LONG))
+    cache.insert(keys_of(LONG[:96]), hybrid(LONG[:96]))
+    for asked in ([*LONG, 7][:num_asked], LONG[:32], LONG[:1]):
+        match = cache.match(keys_of(asked))
+        assert (match.num_tokens if match else 0) == cache.peek(keys_of(asked)) < len(asked)
+
+
+def test_stats_tell_of_the_disk(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path, 12_345_678)
+    cache = PrefixCache(0, tier)
+    cache.insert(keys_of(LONG), sliceable(LONG))
+    assert tier._store.flush(10.0)
+    stats = cache.stats()
+    assert (stats.num_disk_entries, stats.max_disk_bytes) == (3, 12_345_678)
+    assert stats.num_disk_bytes == sum(path.stat().st_size for path in files(tmp_path))
+
+
 ids = st.lists(st.integers(1, 2), max_size=6)
-actions = st.lists(st.tuples(st.sampled_from(["insert", "match"]), ids, st.booleans()), max_size=25)
+actions = st.lists(
+    st.tuples(st.sampled_from(["insert", "match", "shrink"]), ids, st.booleans()), max_size=25
+)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -237,16 +390,22 @@ def test_any_history_finds_what_a_plain_list_of_entries_would(
             entries = after_insert(entries, asked, can_go_back)
             while len(entries) > len(cache):
                 entries.pop(0)
+        elif action == "shrink":
+            cache.shrink_to(len(asked) * max(size))
+            while sum_of(entries) > len(asked) * max(size):
+                entries.pop(0)
         else:
             best = best_entry(entries, asked)
             assert look_up(cache, asked) == (best[1] if best else 0)
             if best:
                 entries.append(entries.pop(best[0]))
         assert len(cache) == len(entries)
-        assert cache.num_bytes == sum(
-            num_bytes(state_of(kept, can_go_back=back)) for kept, back in entries
-        )
-        assert cache.num_bytes <= cache.max_bytes
+        assert cache.num_bytes == sum_of(entries)
+        cache.check_integrity()
+
+
+def sum_of(entries: list[tuple[list[int], bool]]) -> int:
+    return sum(num_bytes(state_of(kept, can_go_back=back)) for kept, back in entries)
 
 
 def after_insert(

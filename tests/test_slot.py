@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.config import EngineConfig
+from mlx_server.engine.device import is_cpu
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, load_checkpoint
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt
@@ -183,3 +186,48 @@ def test_b117_nothing_of_a_model_is_left_after_a_swap(tiny_checkpoint: Checkpoin
     slot.unload()
     gc.collect()
     assert all(model() is None for model in last)
+
+
+PROMPT = RawPrompt("a prompt of some length, so that it fills more than one block on the disk")
+
+
+def num_cached(slot: ModelSlot, name: str, path: Path) -> int:
+    slot.swap(name, path)
+    assert slot.runner is not None
+    return run(slot.runner, make_sequence(PROMPT, max_tokens=2)).num_cached_tokens
+
+
+def test_state_on_disk_outlives_swaps_and_restarts_and_serves_no_other_checkpoint(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    def new_slot(**config: Any) -> ModelSlot:
+        folder = tmp_path / "kv"
+        loader = ScriptedLoader(a=Script(), b=Script())
+        return make_slot(loader, prefix_cache_dir=folder, **config)
+
+    config = paths["b"] / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "other": 1}))
+    slot = new_slot()
+    assert [num_cached(slot, name, paths[name]) for name in "abab"] == [0, 0, 64, 64]
+    slot.unload()
+    assert num_cached(new_slot(), "a", paths["a"]) == 64
+    assert num_cached(new_slot(cpu_dtype="bfloat16"), "a", paths["a"]) == (0 if is_cpu() else 64)
+    copied = shutil.copytree(paths["a"], tmp_path / "copy" / "a")
+    assert num_cached(new_slot(), "a", copied) == 64
+    changed = copied / "config.json"
+    changed.write_text(json.dumps({**json.loads(changed.read_text()), "other": 2}))
+    assert num_cached(new_slot(), "a", copied) == 0
+
+
+def test_without_a_folder_nothing_is_on_disk(paths: dict[str, Path]) -> None:
+    slot = make_slot(ScriptedLoader(a=Script()))
+    assert [num_cached(slot, "a", paths["a"]) for _ in range(2)] == [0, 0]
+    assert slot.runner is not None
+    assert slot.runner.prefix_cache.stats().max_disk_bytes == 0
+
+
+def test_an_unloaded_model_is_written_to_disk(paths: dict[str, Path], tmp_path: Path) -> None:
+    slot = make_slot(ScriptedLoader(a=Script()), prefix_cache_dir=tmp_path / "kv")
+    num_cached(slot, "a", paths["a"])
+    slot.unload()
+    assert len(list((tmp_path / "kv").rglob("*.safetensors"))) == 2

@@ -84,12 +84,18 @@ class DiskStore:
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was put is written; False if that takes too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._queued, timeout_s)
+            self._changed.wait_for(lambda: not (self._queued and self._is_writing), timeout_s)
+            return not self._queued
 
     def _write_all(self) -> None:
         while (job := self._next_job()) is not None:
             try:
                 self._write(job)
+            except Exception:
+                # the thread ends here; the next record shall start another
+                with self._changed:
+                    self._is_writing = False
+                raise
             finally:
                 self._forget(job)
 
