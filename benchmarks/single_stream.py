@@ -32,7 +32,7 @@ from benchmarks.runners import make_runner  # noqa: E402
 from mlx_server.catalog import Catalog  # noqa: E402
 from mlx_server.config import EngineConfig, ServerConfig  # noqa: E402
 from mlx_server.embedded import ensure_smollm2  # noqa: E402
-from mlx_server.engine.device import prepare_device  # noqa: E402
+from mlx_server.engine.device import prefill_step_size, prepare_device  # noqa: E402
 from mlx_server.engine.engine import Engine  # noqa: E402
 from mlx_server.engine.loaded_model import LoadedModel  # noqa: E402
 from mlx_server.engine.loader import load_checkpoint  # noqa: E402

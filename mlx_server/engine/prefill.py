@@ -20,7 +20,7 @@ LAST_PIECE = 48
 
 
 class Prefill:
-    """Runs all of a prompt but its end, which `RowBatch.start` runs for the logits of the last token.
+    """Runs all of a prompt but its end, which `RowBatch.start` runs for the last logits.
 
     A prompt that its model must see whole is left to `start` altogether.
     """
