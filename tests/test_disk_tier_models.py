@@ -44,7 +44,7 @@ def prefilled(loaded: LoadedModel, num_tokens: int) -> KVCaches:
 
 def disk_runner(loaded: LoadedModel, root: Path, *, cache_bytes: int = PLENTY) -> Runner:
     """A runner as after a restart: what it finds comes from the disk."""
-    runner = make_runner(loaded, step_size=16)
+    runner = make_runner(loaded, step_size=16, cache_bytes=cache_bytes)
     runner.prefix_cache = PrefixCache(cache_bytes, make_tier(root, model=loaded.id))
     return runner
 
