@@ -7,8 +7,8 @@ import json
 import shlex
 import socket
 
-from mlx_server.cli import API_KEY_VARIABLE
 from mlx_server.config import ServerConfig
+from mlx_server.options import API_KEY_VARIABLE
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 

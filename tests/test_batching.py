@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlx_server.config import EngineConfig
+from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import ChatPrompt, Delta, SamplingParams, Sequence, Started
@@ -182,6 +186,21 @@ def test_a_prefill_that_fails_costs_only_its_own_sequence(scripted: Runner, scri
     assert [d.text for _, d in decode(scripted)] == ["a"]
     assert start(scripted, make_sequence("three")).num_prompt_tokens > 0
     assert sorted(d.text for _, d in decode(scripted)) == ["b", "fine"]
+
+
+def test_no_checkpoint_of_a_prompt_that_comes_to_no_numbers_is_kept(
+    load_tiny: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(load_tiny("gemma3_window_8"), step_size=16)
+    whole = RowBatch.start
+
+    def broken(batch: RowBatch, prompt: Any) -> RowStart:
+        return replace(whole(batch, prompt), logits=mx.full((1, 8), mx.nan))
+
+    monkeypatch.setattr(RowBatch, "start", broken)
+    with pytest.raises(FloatingPointError):
+        start(runner, make_sequence(AGENT))
+    assert len(runner.prefix_cache) == 0
 
 
 def test_the_last_token_of_all_needs_no_further_step(scripted: Runner, script: Script) -> None:

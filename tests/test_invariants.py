@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from mlx_server.config import EngineConfig
 from mlx_server.engine.engine import Engine
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import load_checkpoint
+from mlx_server.engine.media import LoadedImage
 from mlx_server.engine.sequence import (
     ChatMessage,
     ChatPrompt,
@@ -55,9 +57,9 @@ def request_of(ask: Ask, model: str) -> GenerationRequest:
     )
 
 
-def with_pictures(message: ChatMessage, pictures: Iterator[object]) -> ChatMessage:
+def with_pictures(message: ChatMessage, pictures: Iterator[LoadedImage]) -> ChatMessage:
     content = tuple(
-        ImagePart(data_url(encode(next(pictures).image)), "messages")  # type: ignore[attr-defined]
+        ImagePart(data_url(encode(next(pictures).image)), "messages")
         if isinstance(part, ImagePart)
         else part
         for part in message.content
@@ -135,11 +137,11 @@ def test_every_answer_equals_a_fresh_server_s(
     seed: int,
     load_tiny: Callable[[str], LoadedModel],
     tiny_checkpoint: Callable[[str], Path],
-    tmp_path_factory: object,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     chance = random.Random(seed)
     names = chance.sample(MODELS, 2)
-    folder = tmp_path_factory.mktemp("world")  # type: ignore[attr-defined]
+    folder = tmp_path_factory.mktemp("world")
     world = World(chance, folder, {name: tiny_checkpoint(name) for name in names})
     loaded = {name: load_tiny(name) for name in names}
     world.asks = {name: Asks(chance, loaded[name].has_vision) for name in names}

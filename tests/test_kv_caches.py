@@ -33,7 +33,10 @@ TEXT_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next")
 
 def feed(loaded: LoadedModel, caches: KVCaches, token_ids: list[int]) -> npt.NDArray[np.float32]:
     """The logits behind the tokens, which `caches` hold from then on."""
-    output = loaded.language_model(mx.array([token_ids]), cache=caches)
+    # models that shift positions behind pictures keep the last shift unless they are told another
+    places_pictures = hasattr(loaded.language_model, "get_rope_index")
+    shift = {"rope_deltas": mx.zeros((1, 1), dtype=mx.int32)} if places_pictures else {}
+    output = loaded.language_model(mx.array([token_ids]), cache=caches, **shift)
     return np.array(output.logits[0, -1].astype(mx.float32))
 
 

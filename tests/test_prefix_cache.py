@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
-from mlx_server.engine.kv_caches import KVCaches, num_bytes
+from mlx_server.engine.kv_caches import KVCaches, compact, num_bytes
 from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
 from tests.kv_states import PLENTY, files, hybrid, keys_of, make_tier, sliceable
 from tests.test_host_state import same
@@ -27,11 +27,25 @@ def state_of(ids: Sequence[int], *, can_go_back: bool = True) -> KVCaches:
     entries = mx.array(list(ids), dtype=mx.float32)[None, None, :, None]
     plain = KVCache()
     plain.update_and_fetch(entries, -entries)
+    compact([plain])
     if can_go_back:
         return [plain, KVCache.from_state((entries, entries), "")]
     recurrent = ArraysCache(1)
     recurrent[0] = mx.array([[float(sum(ids))]])
     return [recurrent, plain]
+
+
+def test_what_is_allocated_ahead_is_not_kept() -> None:
+    ahead = KVCache()
+    entries = mx.zeros((1, 1, 3, 8))
+    ahead.update_and_fetch(entries, entries)
+    assert ahead.nbytes == 2 * 256 * 8 * 4
+    cache = PrefixCache(PLENTY)
+    cache.insert(keys_of([1, 2, 3]), [ahead])
+    assert cache.num_bytes == 2 * 3 * 8 * 4
+    match = cache.match(keys_of([1, 2, 3, 4]))
+    assert match is not None
+    assert match.caches[0].offset == 3
 
 
 def windowed(ids: Sequence[int]) -> KVCaches:
@@ -381,7 +395,8 @@ actions = st.lists(
 def test_any_history_finds_what_a_plain_list_of_entries_would(
     history: list[tuple[str, list[int], bool]], num_entries: int
 ) -> None:
-    size = num_bytes(state_of([1])), num_bytes(state_of([1], can_go_back=False))
+    longest = [1] * 6
+    size = num_bytes(state_of(longest)), num_bytes(state_of(longest, can_go_back=False))
     cache = PrefixCache(num_entries * max(size))
     entries: list[tuple[list[int], bool]] = []
     for action, asked, can_go_back in history:

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_map
 from mlx_vlm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
 KVCaches = list[Any]
@@ -29,11 +30,20 @@ def trim(caches: KVCaches, num_tokens: int) -> None:
     for cache in caches:
         if num_tokens:
             cache.trim(num_tokens)
-        if type(cache) is QuantizedKVCache and not cache.empty():
-            cache.keys, cache.values = cache.state
-        if type(cache) is KVCache:
-            # lets go of the unused tail, which the first write would have to copy as well
-            cache.state = cache.state
+        # the first write would have to copy the unused tail as well
+        _let_go_of_tail(cache)
+
+
+def compact(caches: KVCaches) -> None:
+    """Let go of what is allocated ahead for positions to come, up to 256 of them a layer."""
+    for cache in caches:
+        _let_go_of_tail(cache)
+
+
+def _let_go_of_tail(cache: Any) -> None:
+    if type(cache) in (KVCache, QuantizedKVCache) and not cache.empty():
+        # a mere slice would hold the memory of the whole
+        cache.keys, cache.values = tree_map(mx.contiguous, cache.state)
 
 
 def num_bytes(caches: KVCaches) -> int:

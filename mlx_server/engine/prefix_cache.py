@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mlx_server.engine.disk_tier import DiskHit, DiskTier
-from mlx_server.engine.kv_caches import KVCaches, fork, is_trimmable, materialise, num_bytes, trim
+from mlx_server.engine.kv_caches import (
+    KVCaches,
+    compact,
+    fork,
+    is_trimmable,
+    materialise,
+    num_bytes,
+    trim,
+)
 from mlx_server.engine.status import PrefixCacheStats
 
 Keys = npt.NDArray[np.int64]
@@ -92,6 +100,7 @@ class PrefixCache:
             return
         if self._is_served(keys, variant):
             return
+        compact(caches)
         materialise(caches)
         if self._disk is not None:
             self._disk.insert(keys, caches, variant)

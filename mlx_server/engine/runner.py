@@ -91,7 +91,7 @@ class Runner:
         self._shared_starts: WeakKeyDictionary[PreparedPrompt, _SharedStart] = WeakKeyDictionary()
         self._num_left: dict[int, int] = {}
         self.memory.clear()
-        self._has_room(True)
+        self._bound_prefix_cache()
 
     def prepare(self, sequence: Sequence) -> None:
         """Build the prompt of a waiting sequence; raises InvalidRequest if it cannot be served."""
@@ -113,22 +113,23 @@ class Runner:
         An answer without a limit gets more as it grows.
         """
         num_new = sequence.request.max_tokens or GROWTH
-        return self._has_room(self.memory.reserve(sequence.uid, self._bounded(sequence, num_new)))
+        is_promised = self.memory.reserve(sequence.uid, self._bounded(sequence, num_new))
+        self._bound_prefix_cache()
+        return is_promised
 
     def _bounded(self, sequence: Sequence, num_new: int) -> int:
         bound = min(self.loaded.context_length, self.memory.max_total_tokens())
         return min(len(sequence.prompt) + num_new, bound)
 
-    def _has_room(self, is_promised: bool) -> bool:
-        """The prefix cache gives way to what was promised."""
+    def _bound_prefix_cache(self) -> None:
+        """It gives way to what running sequences were promised."""
         room = min(self._max_cache_bytes, self.memory.room_for_prefix_cache())
         self.prefix_cache.max_bytes = room
         self.prefix_cache.shrink_to(room)
-        return is_promised
 
     def _release(self, uid: int) -> None:
         self.memory.release(uid)
-        self._has_room(True)
+        self._bound_prefix_cache()
 
     def num_left(self, sequence: Sequence) -> int:
         """Prompt tokens that have still to run, by what the prefix cache holds now."""
@@ -173,6 +174,7 @@ class Runner:
             return PrefillResult(progress, prefill.num_done - num_before)
         start = self._batch(prefill.variant).start(prefill.batch)
         if mx.any(mx.isnan(start.logits)).item():
+            self._forget_checkpoints()
             raise FloatingPointError("the model's logits are no numbers")
         self._shared_starts[prefill.prompt] = _SharedStart(
             start, prefill.num_cached_tokens, sequence.request.n
@@ -221,8 +223,9 @@ class Runner:
         if num_tokens <= row.num_reserved or row.sequence.request.max_tokens is not None:
             return True
         wanted = self._bounded(row.sequence, num_tokens - len(row.prompt) + GROWTH)
-        if not self._has_room(self.memory.grow(row.sequence.uid, wanted)):
+        if not self.memory.grow(row.sequence.uid, wanted):
             return False
+        self._bound_prefix_cache()
         row.num_reserved = wanted
         return num_tokens <= wanted
 
@@ -277,6 +280,12 @@ class Runner:
             self.prefix_cache,
             step_size=self._prefill_step_size,
         )
+
+    def _forget_checkpoints(self) -> None:
+        """Those of a prompt that came to no numbers are kept already, and hold none either."""
+        if self.loaded.needs_checkpoints:
+            self.prefix_cache.clear(disk=True)
+            self._num_left.clear()
 
     def _keep_prompt(self, prefill: Prefill, start: RowStart) -> None:
         """Let sequences that come before this one ends find its prompt.
@@ -342,7 +351,6 @@ class Runner:
                 if uid not in broken:
                     keys = row.keys()
                     self.prefix_cache.insert(keys[: len(keys) - num_unheld], caches, variant)
-        self._has_room(True)
         self._num_left.clear()
 
     def _batch(self, variant: str) -> RowBatch:

@@ -25,8 +25,8 @@ MAX_PREFILLING = 2
 MAX_OVERTAKERS = 16
 # Smaller chunks cost about as much as this one.
 MIN_CHUNK = 16
-# Sequences that begin together may wait for one another this many times the longest stall, counted
-# from the first one's first token: a decode step costs little more for all of them than for one.
+# Sequences that begin together may wait for one another this many times the longest stall before
+# they say anything: a decode step costs little more for all of them than for one.
 BURST_STALLS = 16
 
 

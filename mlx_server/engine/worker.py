@@ -87,9 +87,14 @@ class Worker:
         self._commands.put(lambda: self._preload(model))
 
     def clear_prefix_cache(self) -> Future[PrefixCacheStats]:
-        """Forget all kept KV state between two steps, and tell its numbers before."""
+        """Forget all kept KV state between two steps, and tell its numbers before.
+
+        Raises EngineStopped if the thread has ended.
+        """
         before: Future[PrefixCacheStats] = Future()
         self._commands.put(lambda: self._clear_prefix_cache(before))
+        if not self.status.is_alive:
+            raise EngineStopped
         return before
 
     def stop(self) -> None:
