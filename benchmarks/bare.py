@@ -1,9 +1,11 @@
-"""Greedy decoding of one or more rows in a loop over mlx_vlm's model: no server, no engine.
+"""mlx_vlm's model in a greedy loop: no server, no engine. Prints the median of the runs.
 
-    .venv/bin/python -m benchmarks.bare MODEL NUM_ROWS NUM_PROMPT_TOKENS NUM_TOKENS RUNS
+    .venv/bin/python -m benchmarks.bare MODEL decode NUM_ROWS NUM_PROMPT_TOKENS NUM_TOKENS RUNS
+    .venv/bin/python -m benchmarks.bare MODEL turn NUM_OLD_TOKENS NUM_NEW_TOKENS RUNS
 
-Prints tokens per second, the median of the runs: of one row for its decoding alone, of several rows
-with their prefills, one after the other, as the servers are measured.
+`decode` gives tokens per second: of one row for its decoding alone, of several rows with their
+prefills, one after the other, as the servers are measured. `turn` gives the seconds from new tokens
+to the first token of the answer, with the KV state of the old ones at hand.
 """
 
 from __future__ import annotations
@@ -37,6 +39,19 @@ def bare_row(model: Any, prompt: list[int], num_tokens: int) -> float:
         token = following
     mx.eval(token)
     return (num_tokens - 1) / (time.perf_counter() - began)
+
+
+def bare_turn(model: Any, old: list[int], new: list[int]) -> float:
+    """Seconds from the new tokens to the first token of the answer."""
+    import mlx.core as mx
+    from mlx_vlm.models.cache import make_prompt_cache
+
+    caches = make_prompt_cache(model)
+    model(mx.array([old]), cache=caches)
+    mx.eval([cache.state for cache in caches])
+    began = time.perf_counter()
+    mx.argmax(model(mx.array([new]), cache=caches).logits[:, -1], axis=-1).tolist()
+    return time.perf_counter() - began
 
 
 def bare_batch(whole: Any, prompts: list[list[int]], num_tokens: int) -> float:
@@ -80,17 +95,8 @@ def never(token_id: int) -> bool:
     return False
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    num_rows, num_prompt_tokens, num_tokens, runs = map(int, sys.argv[2:])
-    preload_blas()
-    import mlx_vlm
-
-    from mlx_server.engine.device import prepare_device
-
-    prepare_device()
-    model = mlx_vlm.load(str(folder))[0]
-    writer = Writer(folder)
+def median_rate(model: Any, writer: Writer, arguments: list[int]) -> float:
+    num_rows, num_prompt_tokens, num_tokens, runs = arguments
     prompts = [writer.token_ids(num_prompt_tokens, f"row {i}") for i in range(num_rows)]
     run: Callable[[int], float] = (
         (lambda count: bare_row(model.language_model, prompts[0], count))
@@ -98,7 +104,26 @@ def main() -> None:
         else (lambda count: bare_batch(model, prompts, count))
     )
     run(4)
-    print(statistics.median(run(num_tokens) for _ in range(runs)))
+    return statistics.median(run(num_tokens) for _ in range(runs))
+
+
+def median_turn(model: Any, writer: Writer, arguments: list[int]) -> float:
+    num_old, num_new, runs = arguments
+    old, new = writer.token_ids(num_old, "old"), writer.token_ids(num_new, "new")
+    return statistics.median(bare_turn(model.language_model, old, new) for _ in range(runs))
+
+
+def main() -> None:
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    preload_blas()
+    import mlx_vlm
+
+    from mlx_server.engine.device import prepare_device
+
+    prepare_device()
+    model = mlx_vlm.load(str(folder))[0]
+    measure = {"decode": median_rate, "turn": median_turn}[what]
+    print(measure(model, Writer(folder), [int(argument) for argument in sys.argv[3:]]))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *footprint.SCENARIOS,
 )
 # The other rows are about swaps and processes, for which the model matters little.
-ROWS_OF_WINDOWS = ("1", "2", "3", "4", "5", "8")
+ROWS_OF_WINDOWS = ("1", "2", "3", "4", "4b", "5", "8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def run(scenario: Scenario, options: Options) -> dict[str, Samples]:
     found = {}
     if scenario.bare is not None:
         found[BARE] = bare(scenario, options.bench)
-    for kind in options.kinds:
+    for kind in (kind for kind in options.kinds if kind in scenario.kinds):
         print(f"row {scenario.number}: {kind} ...", file=sys.stderr, flush=True)
         found[kind] = collect(scenario, options.bench, kind)
     return found

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from PIL import Image
 
@@ -16,6 +17,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.media import LoadedImage
 from mlx_server.engine.memory import KVMemory, Scratch
 from mlx_server.engine.prefix_cache import PrefixCache
+from mlx_server.engine.runner import Answer as Event
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import (
     ChatMessage,
@@ -38,6 +40,7 @@ GREEDY = SamplingParams(temperature=0.0)
 PREFIX_CACHE_BYTES = 64 << 20
 TIE = 1e-3
 _uids = itertools.count()
+_firsts: WeakKeyDictionary[Runner, list[Event]] = WeakKeyDictionary()
 
 
 def picture(color: str, size: int = 64) -> LoadedImage:
@@ -148,7 +151,8 @@ def prefill(runner: Runner, sequence: Sequence) -> Progress | Started:
         assert runner.reserve(sequence)
     event = runner.prefill(sequence).event
     if isinstance(event, Started):
-        runner.join(sequence)
+        _firsts.setdefault(runner, []).append(runner.join(sequence))
+        runner.settle()
     return event
 
 
@@ -160,18 +164,18 @@ def start(runner: Runner, sequence: Sequence) -> Started:
 
 
 def decode(runner: Runner) -> list[tuple[Sequence, Delta]]:
-    """One token for every row; those that end leave the batch."""
-    answers = [(s, d) for s, d in runner.decode() if isinstance(d, Delta)]
+    """The first tokens of those that have joined, else one for every row; the ended leave."""
+    # a runner that reads ahead has nothing to tell of the first step
+    events = _firsts.pop(runner, None) or runner.decode() or runner.decode()
     runner.settle()
-    return answers
+    return [(sequence, event) for sequence, event in events if isinstance(event, Delta)]
 
 
 def run(runner: Runner, sequence: Sequence) -> Answer:
     """Prefill and decode to the end; nothing else may be running."""
     answer = Answer(start(runner, sequence))
     while answer.finish_reason is None:
-        ((_, delta),) = decode(runner)
-        answer.deltas.append(delta)
+        answer.deltas += [delta for _, delta in decode(runner)]
     return answer
 
 

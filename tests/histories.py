@@ -157,6 +157,8 @@ class History:
 
     def decode(self) -> None:
         for sequence, delta in decode(self.runner):
+            if sequence.uid not in self.running:
+                continue
             ask, _, answer = self.running[sequence.uid]
             answer.deltas.append(delta)
             if delta.finish_reason is not None:

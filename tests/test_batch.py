@@ -31,6 +31,11 @@ def prompt_of(loaded: LoadedModel, text: str, *colors: str) -> PreparedPrompt:
     return prepare(loaded, ChatPrompt((user(text, len(images)),)), images)
 
 
+@pytest.fixture(params=[False, True], ids=["step_by_step", "ahead"])
+def reads_ahead(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 def join(
     loaded: LoadedModel,
     batch: RowBatch,
@@ -38,7 +43,7 @@ def join(
     prompt: PreparedPrompt,
     params: SamplingParams | None = None,
     top_logprobs: int | None = None,
-) -> None:
+) -> list[RowToken]:
     prefill = Prefill(loaded, uid, prompt, PrefixCache(0), step_size=9)
     while not prefill.is_done:
         prefill.step()
@@ -50,13 +55,13 @@ def join(
         vocab_size=loaded.vocab_size,
         top_logprobs=top_logprobs,
     )
-    batch.join(uid, batch.start(prefill.batch), row)
+    return [batch.join(uid, batch.start(prefill.batch), row)]
 
 
 def collect(batch: RowBatch, into: dict[int, list[RowToken]], steps: int = 1) -> None:
     for _ in range(steps):
         for token in batch.decode():
-            into.setdefault(token.uid, []).append(token)
+            into[token.uid].append(token)
 
 
 def alone(
@@ -68,9 +73,10 @@ def alone(
     num: int = NUM_TOKENS,
 ) -> list[int]:
     batch, tokens = RowBatch(loaded.language_model), dict[int, list[RowToken]]()
-    join(loaded, batch, uid, prompt, params)
-    collect(batch, tokens, num)
-    return ids(tokens[uid])
+    tokens[uid] = join(loaded, batch, uid, prompt, params)
+    while len(tokens[uid]) < num:
+        collect(batch, tokens)
+    return ids(tokens[uid][:num])
 
 
 def ids(tokens: list[RowToken]) -> list[int]:
@@ -95,31 +101,39 @@ def logits_of(loaded: LoadedModel, token_ids: list[int]) -> npt.NDArray[np.float
     return np.array(output.logits[0, -1].astype(mx.float32), dtype=np.float64)
 
 
-def test_rows_that_join_and_leave_at_any_time_decode_as_alone(tiny: LoadedModel) -> None:
+def test_rows_that_join_and_leave_at_any_time_decode_as_alone(
+    tiny: LoadedModel, reads_ahead: bool
+) -> None:
     prompts = prompts_of(tiny)
-    batch, tokens = RowBatch(tiny.language_model), dict[int, list[RowToken]]()
+    batch = RowBatch(tiny.language_model, reads_ahead=reads_ahead)
+    tokens: dict[int, list[RowToken]] = {}
     for uid, prompt in enumerate(prompts):
-        join(tiny, batch, uid, prompt)
+        tokens[uid] = join(tiny, batch, uid, prompt)
         collect(batch, tokens, 2)
     batch.release([1])
     collect(batch, tokens, 2)
     batch.release([0])
     collect(batch, tokens)
     batch.release([batch.uids[-1]])
-    join(tiny, batch, 9, prompts[1])
+    tokens[9] = join(tiny, batch, 9, prompts[1])
     collect(batch, tokens, 3)
     for uid, got in tokens.items():
         assert ids(got) == alone(tiny, prompts[1 if uid == 9 else uid], num=len(got)), uid
 
 
-def test_a_released_row_s_caches_hold_its_prompt_and_its_tokens(tiny: LoadedModel) -> None:
+def test_a_released_row_s_caches_hold_its_prompt_and_its_tokens(
+    tiny: LoadedModel, reads_ahead: bool
+) -> None:
     prompts = prompts_of(tiny)
-    batch, tokens = RowBatch(tiny.language_model), dict[int, list[RowToken]]()
+    batch = RowBatch(tiny.language_model, reads_ahead=reads_ahead)
+    tokens: dict[int, list[RowToken]] = {}
     for uid, prompt in enumerate(prompts):
-        join(tiny, batch, uid, prompt)
+        tokens[uid] = join(tiny, batch, uid, prompt)
         collect(batch, tokens)
     for uid in (1, 0, *range(2, len(prompts))):
         prompt, said = prompts[uid], ids(tokens[uid])
+        if not batch.holds_newest(uid):
+            said.pop()
         caches = batch.release([uid])[0]
         offsets = {int(c.offset) for c in caches if hasattr(c, "offset")}
         assert offsets == {len(prompt) + len(said)}
@@ -159,11 +173,10 @@ def next_token(
         vocab_size=loaded.vocab_size,
         top_logprobs=None,
     )
-    batch.join(0, batch.start(prefill.batch), row)
-    return batch.decode()[0].token_id
+    return batch.join(0, batch.start(prefill.batch), row).token_id
 
 
-def test_hot_rows_draw_the_same_beside_others_as_alone(load_tiny: Load) -> None:
+def test_hot_rows_draw_the_same_beside_others_as_alone(load_tiny: Load, reads_ahead: bool) -> None:
     loaded = load_tiny("llama")
     params = {
         0: SamplingParams(temperature=1.0),
@@ -172,9 +185,10 @@ def test_hot_rows_draw_the_same_beside_others_as_alone(load_tiny: Load) -> None:
         3: SamplingParams(temperature=1.2, min_p=0.05, presence_penalty=1.0),
     }
     prompts = {uid: prompt_of(loaded, "abc" * (uid + 1)) for uid in params}
-    batch, tokens = RowBatch(loaded.language_model), dict[int, list[RowToken]]()
+    batch = RowBatch(loaded.language_model, reads_ahead=reads_ahead)
+    tokens: dict[int, list[RowToken]] = {}
     for uid, one in params.items():
-        join(loaded, batch, uid, prompts[uid], one)
+        tokens[uid] = join(loaded, batch, uid, prompts[uid], one)
         collect(batch, tokens)
     collect(batch, tokens, 4)
     for uid, one in params.items():
@@ -199,16 +213,19 @@ def test_the_repetition_penalty_works_on_the_model_s_logits(
     assert alone(loaded, prompt, params) == token_ids[len(prompt) :]
 
 
-def test_logprobs_belong_to_the_row_and_the_token_they_come_with(load_tiny: Load) -> None:
+def test_logprobs_belong_to_the_row_and_the_token_they_come_with(
+    load_tiny: Load, reads_ahead: bool
+) -> None:
     loaded = load_tiny("llama")
     prompts = prompts_of(loaded)
-    batch, tokens = RowBatch(loaded.language_model), dict[int, list[RowToken]]()
+    batch = RowBatch(loaded.language_model, reads_ahead=reads_ahead)
+    tokens: dict[int, list[RowToken]] = {}
     hot = SamplingParams(temperature=1.5, logit_bias={5: -3.0}, repetition_penalty=1.2)
-    join(loaded, batch, 0, prompts[0], hot, top_logprobs=3)
+    tokens[0] = join(loaded, batch, 0, prompts[0], hot, top_logprobs=3)
     collect(batch, tokens, 2)
-    join(loaded, batch, 1, prompts[1], top_logprobs=None)
+    tokens[1] = join(loaded, batch, 1, prompts[1], top_logprobs=None)
     collect(batch, tokens)
-    join(loaded, batch, 2, prompts[2], hot, top_logprobs=0)
+    tokens[2] = join(loaded, batch, 2, prompts[2], hot, top_logprobs=0)
     collect(batch, tokens, 2)
     batch.release([1])
     collect(batch, tokens, 2)
@@ -237,7 +254,7 @@ def test_half_precision_weights_give_probabilities_that_add_up_to_one(
     config = EngineConfig(cpu_dtype="bfloat16")
     loaded = load_checkpoint("llama", tiny_checkpoint("llama"), config)
     batch, tokens = RowBatch(loaded.language_model), dict[int, list[RowToken]]()
-    join(loaded, batch, 0, prompt_of(loaded, "hello"), top_logprobs=loaded.vocab_size)
+    tokens[0] = join(loaded, batch, 0, prompt_of(loaded, "hello"), top_logprobs=loaded.vocab_size)
     collect(batch, tokens, 3)
     for token in tokens[0]:
         assert token.logprobs is not None

@@ -163,8 +163,8 @@ def test_a_row_whose_logits_are_no_numbers_ends_alone(scripted: Runner, script: 
     broken, fine = make_sequence("one"), make_sequence("two")
     for sequence in (broken, fine):
         start(scripted, sequence)
-    said: dict[Sequence, list[object]] = {broken: [], fine: []}
-    for _ in range(4):
+    said: dict[Sequence, list[object]] = {s: [d] for s, d in decode(scripted)}
+    for _ in range(3):
         for sequence, event in scripted.decode():
             said[sequence].append(event)
         scripted.settle()
@@ -183,9 +183,9 @@ def test_a_prefill_that_fails_costs_only_its_own_sequence(scripted: Runner, scri
     with pytest.raises(RuntimeError, match="boom"):
         start(scripted, failing)
     scripted.forget(failing)
-    assert [d.text for _, d in decode(scripted)] == ["a"]
     assert start(scripted, make_sequence("three")).num_prompt_tokens > 0
-    assert sorted(d.text for _, d in decode(scripted)) == ["b", "fine"]
+    assert [d.text for _, d in decode(scripted)] == ["a", "fine"]
+    assert [d.text for _, d in decode(scripted)][:1] == ["b"]
 
 
 def test_no_checkpoint_of_a_prompt_that_comes_to_no_numbers_is_kept(
@@ -212,3 +212,4 @@ def test_the_last_token_of_all_needs_no_further_step(scripted: Runner, script: S
     script.say(*"xyz")
     assert start(scripted, make_sequence("two", max_tokens=1)).num_prompt_tokens > 0
     assert [d.text for _, d in decode(scripted)] == ["x"]
+    assert script.num_tokens == 2

@@ -40,8 +40,8 @@ def row(
 
 
 def read(sampler: RowSampler) -> list[TopLogprobs | None]:
-    assert sampler.pending is not None
-    return sampler.pending.read()
+    assert sampler.newest().logprobs is not None
+    return sampler.newest().logprobs.read()
 
 
 def check(
@@ -104,7 +104,7 @@ def test_each_row_gets_the_depth_it_asked_for() -> None:
 def test_nothing_is_captured_when_nobody_asks() -> None:
     sampler = RowSampler([row(None), row(None)])
     sampler(mx.array(random_logits(2)))
-    assert sampler.pending is None
+    assert sampler.newest().logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_rows_of_different_depth_join(left: int | None, right: int | None) -> No
     tokens = [token_id(s(mx.array(logits[i : i + 1]))) for i, s in enumerate((first, second))]
     first.extend(second)
     if left is None and right is None:
-        assert first.pending is None
+        assert first.newest().logprobs is None
         return
     for i, (given, depth) in enumerate(zip(read(first), (left, right), strict=True)):
         if depth is None:

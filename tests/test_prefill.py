@@ -59,10 +59,8 @@ def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
         vocab_size=loaded.vocab_size,
         top_logprobs=loaded.vocab_size,
     )
-    batch.join(0, batch.start(prefill.batch), row)
     both = []
-    for _ in range(2):
-        (token,) = batch.decode()
+    for token in (batch.join(0, batch.start(prefill.batch), row), *batch.decode()):
         assert token.logprobs is not None
         by_id = dict(token.logprobs.top)
         both.append([by_id[i] for i in range(loaded.vocab_size)])

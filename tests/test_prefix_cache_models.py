@@ -65,10 +65,11 @@ def say_a(loaded: LoadedModel) -> SamplingParams:
     return SamplingParams(temperature=0.0, logit_bias={letter: 100.0})
 
 
-@pytest.mark.parametrize("step_size", [7, 64])
+@pytest.mark.parametrize(("step_size", "reads_ahead"), [(7, False), (64, True)])
 def test_answers_after_any_history_are_those_of_a_fresh_runner(
-    tiny: LoadedModel, step_size: int
+    tiny: LoadedModel, step_size: int, reads_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mlx_server.engine.runner.is_cpu", lambda: not reads_ahead)
     runner = make_runner(tiny, step_size=step_size)
     history = History(random.Random(f"{tiny.id} {step_size}"), tiny, runner)
     while len(history.done) < NUM_ANSWERS:
@@ -252,5 +253,5 @@ def test_after_a_failure_nothing_is_reused(load_tiny: Load) -> None:
     start(runner, make_sequence("another"))
     runner.reset()
     assert cached_bytes(runner) == 0
-    assert decode(runner) == []
+    assert runner.decode() == []
     assert run(runner, make_sequence("hello")).num_cached_tokens == 0

@@ -206,12 +206,12 @@ def test_a_sequence_cut_short_ends_with_what_it_has(runner: Runner, script: Scri
     assert decode(runner) == []
 
 
-def test_a_sequence_may_be_cut_before_its_first_token(runner: Runner, script: Script) -> None:
+def test_a_sequence_may_be_cut_at_its_first_token(runner: Runner, script: Script) -> None:
     script.say("a")
     sequence = ask()
     start(runner, sequence)
-    assert runner.cut(sequence) == Delta(0, "", 0, (), FinishReason.LENGTH)
-    assert decode(runner) == []
+    assert runner.cut(sequence) == Delta(0, "", 1, (), FinishReason.LENGTH)
+    assert runner.decode() == []
 
 
 def test_prompt_and_completion_are_kept_for_the_next_turn(runner: Runner, script: Script) -> None:

@@ -277,4 +277,3 @@ def test_rows_that_join_and_leave_take_their_state_along() -> None:
     assert drawn == alone
     left.keep([])
     assert left.rows == []
-    assert left.pending is None

@@ -101,9 +101,9 @@ def test_what_comes_of_a_step_is_posted_at_once(pair: Harness, script: Script) -
     script.gate.set()
     pair.finish(first)
     pair.finish(second)
-    together = [post for post in pair.posts if len(post) == 2]
+    together = [post for post in pair.posts if len({s.uid for s, _ in post}) == 2]
     assert len(together) >= 4
-    assert all({s.uid for s, _ in post} == {first.uid, second.uid} for post in together)
+    assert all(len(post) == 2 for post in together)
     assert [pair.finish(s) for s in (first, second)] == ["abcdef", "abcdef"]
 
 

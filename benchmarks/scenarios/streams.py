@@ -86,7 +86,9 @@ SCENARIOS = (
         "1 stream, decoding",
         (Figure(RATE, "1/s", "more"),),
         measure_one,
-        lambda bench: {RATE: run_bare(bench, 1, PROMPT_TOKENS, bench.size(64, 8), bench.runs)},
+        lambda bench: {
+            RATE: run_bare(bench, "decode", 1, PROMPT_TOKENS, bench.size(64, 8), bench.runs)
+        },
     ),
     Scenario(
         "2",
@@ -95,7 +97,14 @@ SCENARIOS = (
         measure_eight,
         # 30 more: what the chat template puts around a text
         lambda bench: {
-            RATE: run_bare(bench, NUM_STREAMS, PROMPT_TOKENS + 30, bench.size(128, 8), bench.runs)
+            RATE: run_bare(
+                bench,
+                "decode",
+                NUM_STREAMS,
+                PROMPT_TOKENS + 30,
+                bench.size(128, 8),
+                bench.runs,
+            )
         },
     ),
     Scenario(

@@ -5,30 +5,17 @@ handed back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx_vlm.generate.ar import GenerationBatch, PromptProcessingBatch
 
 from mlx_server.engine.kv_caches import KVCaches, extract, fork
 from mlx_server.engine.kv_quantisation import as_batch_rows
-from mlx_server.engine.logprobs import TopLogprobs
 from mlx_server.engine.sampler_row import SamplerRow
-from mlx_server.engine.sampling import RowSampler
+from mlx_server.engine.sampling import RowSampler, RowToken
 
 NO_LIMIT = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class RowToken:
-    """One decoded token of the row `uid`; `is_broken` if the logits it was drawn from are no
-    numbers.
-    """
-
-    uid: int
-    token_id: int
-    logprobs: TopLogprobs | None
-    is_broken: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,14 +61,17 @@ class _LogitsTap:
 class RowBatch:
     """Running sequences by `uid`.
 
-    mlx_vlm decides nothing here about when a row ends: rows leave by `release`.
+    mlx_vlm decides nothing here about when a row ends: rows leave by `release`. With `reads_ahead`
+    a step is always under way on the device while the tokens of the one before are looked at; on a
+    CPU, which has no time beside its steps, that would only hold up every token by a step.
     """
 
-    def __init__(self, language_model: Any) -> None:
+    def __init__(self, language_model: Any, *, reads_ahead: bool = False) -> None:
         self._tap = _LogitsTap(language_model)
+        self._reads_ahead = reads_ahead
         self._sampler = RowSampler()
         self._batch = self._empty()
-        self._has_read_ahead = False
+        self._fresh: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -90,10 +80,9 @@ class RowBatch:
     def uids(self) -> list[int]:
         return list(self._batch.uids)
 
-    @property
-    def holds_newest(self) -> bool:
-        """Whether the rows' KV state holds the token that `decode` has returned last."""
-        return not self._has_read_ahead
+    def holds_newest(self, uid: int) -> bool:
+        """Whether the row's KV state holds the token that has been returned last."""
+        return self._reads_ahead and uid not in self._fresh
 
     def start(self, prompt: PromptProcessingBatch) -> RowStart:
         """Run what is left of the prompt, its last token at least."""
@@ -108,9 +97,8 @@ class RowBatch:
         mx.eval(logits)
         return RowStart(begun.prompt_cache, logits[0], begun._rope_deltas)
 
-    def join(self, uid: int, start: RowStart, row: SamplerRow) -> None:
-        """Sample the first token of `uid` and take it among the rows; `start` is used up."""
-        assert not self._has_read_ahead
+    def join(self, uid: int, start: RowStart, row: SamplerRow) -> RowToken:
+        """Take `uid` among the rows; returns its first token. `start` is used up."""
         sampler = RowSampler([row])
         newcomer = GenerationBatch(
             self._tap,
@@ -123,25 +111,31 @@ class RowBatch:
         )
         newcomer.compute_logprobs = False
         newcomer._rope_deltas = start.rope_deltas
+        (first,) = sampler.newest().read([uid])
+        self._fresh.add(uid)
         if len(self._batch) == 0:
             self._sampler = sampler
             self._batch = newcomer
         else:
             self._sampler.extend(sampler)
             self._batch.extend(newcomer)
+        return first
 
-    def decode(self, *, is_last: bool = False) -> list[RowToken]:
-        """One token for every row.
+    def decode(self) -> list[RowToken]:
+        """Run a step; returns one more token of every row.
 
-        The next step is already under way on the device when this returns, unless `is_last` says
-        that no row will be asked for another token.
+        Ahead of the device, that is the token of the step before: rows that have just joined have
+        none but their first, which is known.
         """
-        pending, broken = self._sampler.pending, self._sampler.broken
-        tokens = self._read() if is_last else [r.token for r in self._batch.next()]
-        is_broken = cast(list[bool], broken.tolist()) if broken is not None else []
-        logprobs = pending.read() if pending else [None] * len(tokens)
-        rows = zip(self._batch.uids, tokens, logprobs, is_broken, strict=True)
-        return [RowToken(*row) for row in rows]
+        if len(self._batch) == 0:
+            return []
+        before = self._sampler.newest()
+        self._batch.next()
+        drawn = before if self._reads_ahead else self._sampler.newest()
+        known = self._fresh if self._reads_ahead else ()
+        tokens = [token for token in drawn.read(self._batch.uids) if token.uid not in known]
+        self._fresh = set()
+        return tokens
 
     def release(self, uids: list[int]) -> list[KVCaches]:
         """Take rows out of the batch and give their caches to the caller, in the same order."""
@@ -152,15 +146,10 @@ class RowBatch:
         keep = [i for i in range(len(self._batch)) if i not in indices]
         self._batch.filter(keep)
         self._sampler.keep(keep)
+        self._fresh.difference_update(uids)
         if not keep:
             self._batch = self._empty()
-            self._has_read_ahead = False
         return caches
-
-    def _read(self) -> list[int]:
-        self._has_read_ahead = True
-        tokens: list[int] = self._batch._next_tokens.tolist()
-        return tokens
 
     def _sample(self, _: mx.array) -> mx.array:
         return self._sampler(self._tap.take())

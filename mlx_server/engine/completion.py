@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Seq
 
-from mlx_server.engine.batch import RowToken
 from mlx_server.engine.detokenizer import Detokenizer
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.logprobs import TopLogprobs
+from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import Delta, FinishReason, TokenLogprob
 from mlx_server.engine.stop import StopMatcher
 
@@ -37,11 +37,6 @@ class Completion:
         self._num_sent = 0
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
         self.token_ids: list[int] = []
-
-    @property
-    def num_left(self) -> int:
-        """Tokens that may still come."""
-        return self._max_tokens - len(self.token_ids)
 
     def end_with_next(self) -> None:
         """The next token shall be the last."""

@@ -12,14 +12,10 @@ class Pace:
     """`None` until a step has been seen. A slower step than expected counts at once and in full."""
 
     prefill_s_per_token: float | None = None
-    decode_s: float | None = None
 
     def saw_prefill(self, num_tokens: int, seconds: float) -> None:
         if num_tokens > 0:
             self.prefill_s_per_token = _blend(self.prefill_s_per_token, seconds / num_tokens)
-
-    def saw_decode(self, seconds: float) -> None:
-        self.decode_s = _blend(self.decode_s, seconds)
 
     def tokens_within(self, seconds: float) -> int | None:
         """How many prompt tokens can run in that time; None if that is not known yet."""

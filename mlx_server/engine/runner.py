@@ -9,8 +9,9 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
-from mlx_server.engine.batch import RowBatch, RowStart, RowToken
+from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.completion import Completion
+from mlx_server.engine.device import is_cpu
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
@@ -18,6 +19,7 @@ from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import Keys, PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.sampler_row import SamplerRow, make_row
+from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import ChatPrompt, Delta, Progress, Sequence, Started
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
 
@@ -25,6 +27,7 @@ from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
 MIN_SHARED = 32
 # Tokens for which an answer without a limit gets memory at a time.
 GROWTH = 1024
+Answer = tuple[Sequence, Delta | ServerError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,27 +187,28 @@ class Runner:
         event = self._started(sequence, prefill.num_cached_tokens)
         return PrefillResult(event, len(prefill.prompt) - num_before)
 
-    def join(self, sequence: Sequence) -> None:
-        """Let a sequence whose prompt is through decode with the others."""
+    def join(self, sequence: Sequence) -> Answer:
+        """Let a sequence whose prompt is through decode with the others; returns its first token.
+
+        `settle` must follow.
+        """
         prompt: PreparedPrompt = sequence.prompt
         shared = self._shared_starts[prompt]
         start = shared.start if shared.num_expected == 1 else shared.start.fork()
         self._expect_one_less(prompt)
         row = self._sampler_row(sequence, prompt)
-        self._batch(self.loaded.kv_variant(len(prompt))).join(sequence.uid, start, row)
+        batch = self._batch(self.loaded.kv_variant(len(prompt)))
+        first = batch.join(sequence.uid, start, row)
         self._rows[sequence.uid] = self._make_row(sequence, prompt)
+        return self._answer(first)
 
-    def decode(self) -> list[tuple[Sequence, Delta | ServerError]]:
-        """One token for every running sequence; `settle` must follow for those that have ended."""
-        answers: list[tuple[Sequence, Delta | ServerError]] = []
-        for batch in self._batches.values():
-            rows = [self._rows[uid] for uid in batch.uids]
-            if rows:
-                is_last = all(row.completion.num_left == 1 for row in rows)
-                answers += map(self._answer, rows, batch.decode(is_last=is_last))
-        return answers
+    def decode(self) -> list[Answer]:
+        """One step of the running sequences; `settle` must follow for those that have ended."""
+        batches = self._batches.values()
+        return [self._answer(token) for batch in batches for token in batch.decode()]
 
-    def _answer(self, row: _Row, token: RowToken) -> tuple[Sequence, Delta | ServerError]:
+    def _answer(self, token: RowToken) -> Answer:
+        row = self._rows[token.uid]
         if token.is_broken:
             self._ended.uids.append(token.uid)
             self._ended.broken.add(token.uid)
@@ -344,17 +348,17 @@ class Runner:
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
         for variant, batch in self._batches.items():
             leaving = [uid for uid in batch.uids if uid in uids]
-            num_unheld = 0 if batch.holds_newest else 1
-            for uid, caches in zip(leaving, batch.release(leaving), strict=True):
-                row = self._rows.pop(uid)
+            num_unheld = [0 if batch.holds_newest(uid) else 1 for uid in leaving]
+            released = zip(leaving, num_unheld, batch.release(leaving), strict=True)
+            for uid, num_missing, caches in released:
+                keys = self._rows.pop(uid).keys()
                 self._release(uid)
                 if uid not in broken:
-                    keys = row.keys()
-                    self.prefix_cache.insert(keys[: len(keys) - num_unheld], caches, variant)
+                    self.prefix_cache.insert(keys[: len(keys) - num_missing], caches, variant)
         self._num_left.clear()
 
     def _batch(self, variant: str) -> RowBatch:
         """Rows whose KV state is of different kinds cannot run in one pass."""
         if variant not in self._batches:
-            self._batches[variant] = RowBatch(self.loaded.language_model)
+            self._batches[variant] = RowBatch(self.loaded.language_model, reads_ahead=not is_cpu())
         return self._batches[variant]

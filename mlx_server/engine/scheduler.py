@@ -26,7 +26,7 @@ MAX_OVERTAKERS = 16
 # Smaller chunks cost about as much as this one.
 MIN_CHUNK = 16
 # Sequences that begin together may wait for one another this many times the longest stall before
-# they say anything: a decode step costs little more for all of them than for one.
+# they go on: a decode step costs little more for all of them than for one.
 BURST_STALLS = 16
 
 
@@ -97,14 +97,11 @@ class Scheduler:
     def ran(self, step: Step, seconds: float, num_tokens: int = 0) -> None:
         """Say how long a step took, and how many prompt tokens it ran."""
         if isinstance(step, DecodeStep):
-            self._pace.saw_decode(seconds)
             self._stalled_s = 0.0
             self._has_decoded = True
             return
         if isinstance(step, PrefillStep):
-            # the decode step before it may still have been under way on the device
-            pending_s = 0.0 if self._stalled_s or not self.running else self._pace.decode_s or 0.0
-            self._pace.saw_prefill(num_tokens, max(seconds - pending_s, seconds / 2))
+            self._pace.saw_prefill(num_tokens, seconds)
         self._stalled_s = self._stalled_s + seconds if self.running else 0.0
 
     def prefilled(self, sequence: Sequence) -> None:

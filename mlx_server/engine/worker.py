@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
+from mlx_server.engine.runner import Answer, Runner
 from mlx_server.engine.scheduler import Scheduler
 from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
@@ -235,21 +236,24 @@ class Worker:
             error.__traceback__ = None
             self._slot.runner.forget(sequence)
             raise failure_of(error) from None
-        if isinstance(result.event, Started):
-            self._slot.runner.join(sequence)
-            self._scheduler.prefilled(sequence)
         self._emit(sequence, result.event)
+        if isinstance(result.event, Started):
+            self._scheduler.prefilled(sequence)
+            self._answer(self._slot.runner, [self._slot.runner.join(sequence)])
         return result.num_tokens
 
     def _decode(self) -> None:
         assert self._slot.runner is not None
-        for sequence, event in self._slot.runner.decode():
+        self._answer(self._slot.runner, self._slot.runner.decode())
+
+    def _answer(self, runner: Runner, answers: list[Answer]) -> None:
+        for sequence, event in answers:
             if isinstance(event, ServerError) or event.finish_reason is not None:
                 self._scheduler.finish(sequence)
             self._emit(sequence, event)
         # nobody's last token waits while the state behind it is put away
         self._flush()
-        self._slot.runner.settle()
+        runner.settle()
 
     def _expire(self) -> None:
         """Cut the answers, and refuse the prompts, whose time is up."""

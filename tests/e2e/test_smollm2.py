@@ -72,7 +72,8 @@ def test_b070_the_second_turn_reads_only_what_is_new(served: Served) -> None:
     usage = second["usage"]
     assert "Rome" in content(second)
     history = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] >= history
+    # an end token never goes through the model
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= history - 1
 
 
 def test_b043_logprobs_are_of_the_chosen_tokens(served: Served) -> None:
