@@ -25,6 +25,9 @@ from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
 MIN_SHARED = 32
+# A prompt of which less than this share is new is not kept before its answer is through: the copy
+# would cost more than the others that have come with the same new text could gain.
+MIN_NEW_SHARE = 1 / 8
 # Tokens for which an answer without a limit gets memory at a time.
 GROWTH = 1024
 Answer = tuple[Sequence, Delta | ServerError]
@@ -91,6 +94,7 @@ class Runner:
         self._prefills: dict[int, Prefill] = {}
         self._rows: dict[int, _Row] = {}
         self._ended = _Ended()
+        self._begun: list[tuple[Prefill, KVCaches]] = []
         self._shared_starts: WeakKeyDictionary[PreparedPrompt, _SharedStart] = WeakKeyDictionary()
         self._num_left: dict[int, int] = {}
         self.memory.clear()
@@ -183,7 +187,9 @@ class Runner:
             start, prefill.num_cached_tokens, sequence.request.n
         )
         del self._prefills[sequence.uid]
-        self._keep_prompt(prefill, start)
+        if self._is_worth_keeping(prefill, start):
+            self._begun.append((prefill, start.fork().caches))
+        self._num_left.clear()
         event = self._started(sequence, prefill.num_cached_tokens)
         return PrefillResult(event, len(prefill.prompt) - num_before)
 
@@ -234,7 +240,12 @@ class Runner:
         return num_tokens <= wanted
 
     def settle(self) -> None:
-        """Take the rows that have ended out of the batch and keep their KV state for others."""
+        """Take the rows that have ended out of the batch and keep their KV state for others, and
+        the prompts of those that have begun.
+        """
+        begun, self._begun = self._begun, []
+        for prefill, caches in begun:
+            self._insert(prefill, len(prefill.prompt), caches)
         ended, self._ended = self._ended, _Ended()
         if ended.uids:
             self._retire(ended.uids, ended.broken)
@@ -291,15 +302,14 @@ class Runner:
             self.prefix_cache.clear(disk=True)
             self._num_left.clear()
 
-    def _keep_prompt(self, prefill: Prefill, start: RowStart) -> None:
-        """Let sequences that come before this one ends find its prompt.
+    def _is_worth_keeping(self, prefill: Prefill, start: RowStart) -> bool:
+        """Whether sequences that come before this one ends shall find its prompt.
 
         States that cannot go back were kept at the prompt's checkpoints.
         """
         num_new = len(prefill.prompt) - prefill.num_cached_tokens
-        if num_new >= MIN_SHARED and is_trimmable(start.caches):
-            self._insert(prefill, len(prefill.prompt), start.fork().caches)
-        self._num_left.clear()
+        is_much = num_new >= max(MIN_SHARED, MIN_NEW_SHARE * len(prefill.prompt))
+        return is_much and is_trimmable(start.caches)
 
     def _insert(self, prefill: Prefill, num_tokens: int, caches: KVCaches) -> None:
         self.prefix_cache.insert(prefill.prompt.keys[:num_tokens], caches, prefill.variant)
