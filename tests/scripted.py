@@ -83,6 +83,10 @@ class Script:
         """One token for each byte of `text`."""
         self._answers.append([byte + 3 for byte in text.encode()])
 
+    def say_only(self, text: str) -> None:
+        """Answer every prompt from now on with a token for each byte of `text`."""
+        self._answers = [[byte + 3 for byte in text.encode()]]
+
     def begin(self) -> int:
         """The number of the answer that the next prompt gets."""
         self._num_begun += 1
@@ -152,9 +156,10 @@ class ScriptedLanguageModel(nn.Module):
 
     def _logits(self, states: list[tuple[int, int]]) -> mx.array:
         tokens = mx.array([self._script.next_token(*state) for state in states])
-        # the runner-up is the next id, so that logprobs are worth looking at
+        # the runner-up is the next id, so that logprobs are worth looking at; no test is long
+        # enough to draw it once in 500 million tokens
         ids = mx.arange(VOCAB_SIZE)[None, :]
-        logits = 20.0 * (ids == tokens[:, None]) + 10.0 * (ids == tokens[:, None] + 1)
+        logits = 30.0 * (ids == tokens[:, None]) + 10.0 * (ids == tokens[:, None] + 1)
         nan_id = self._script.tokenizer.backend_tokenizer.token_to_id(NOT_A_NUMBER)
         if nan_id is not None:
             logits = mx.where(tokens[:, None] == nan_id, mx.nan, logits)

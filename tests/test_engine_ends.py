@@ -26,6 +26,7 @@ from mlx_server.errors import (
     ServerError,
 )
 from tests.engine_harness import (
+    ONE_BY_ONE,
     TIMEOUT_S,
     Client,
     Running,
@@ -199,6 +200,33 @@ def test_closing_ends_what_runs_and_what_waits(script: Script, tmp_path: Path) -
             await running.engine.close()
 
     go(main())
+
+
+def test_what_a_close_cuts_off_is_kept_on_disk(script: Script, tmp_path: Path) -> None:
+    config = replace(ONE_BY_ONE, prefix_cache_dir=tmp_path / "kv")
+    paths = [write_scripted_checkpoint(tmp_path / "a")]
+    asked = "a long question " * 10
+    script.token_s = 0.003
+    script.say(*["x"] * 5000)
+
+    async def cut_off() -> None:
+        engine = make_engine(tmp_path, paths, config, ScriptedLoader(a=script))
+        await engine.start()
+        client = Client()
+        task = asyncio.create_task(client.read(engine, request(asked)))
+        await until(lambda: len(client.deltas) > 70)
+        await engine.close()
+        assert isinstance(await outcome(task), EngineStopped)
+
+    async def ask_again() -> None:
+        engine = make_engine(tmp_path, paths, config, ScriptedLoader(a=script))
+        await engine.start()
+        client = await Client().read(engine, request(asked + "x" * 64, max_tokens=1))
+        await engine.close()
+        assert client.started.num_cached_tokens > len(asked) + 20
+
+    go(cut_off())
+    go(ask_again())
 
 
 def test_closing_gives_those_who_run_their_time(script: Script, tmp_path: Path) -> None:

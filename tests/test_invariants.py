@@ -85,6 +85,8 @@ class World:
             prefix_cache_bytes=self.random.choice((0, 150_000, 1 << 26, 1 << 26)),
             swap_patience_s=self.random.choice((0.0, 0.05, 5.0)),
             max_decode_stall_s=self.random.choice((0.001, 0.25)),
+            prefix_cache_dir=self.random.choice((None, self.folder / "kv", self.folder / "kv")),
+            prefix_cache_disk_bytes=self.random.choice((300_000, 1 << 26)),
         )
 
     async def live(self) -> None:

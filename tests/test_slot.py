@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.config import MIB, EngineConfig
+from mlx_server.config import MIB, EngineConfig, KVQuantisation
 from mlx_server.engine.device import is_cpu
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, load_checkpoint
@@ -28,6 +28,7 @@ from tests.scripted import (
     write_scripted_checkpoint,
     write_weight_header,
 )
+from tests.tiny.checkpoints import tiny_llama
 
 Checkpoint = Callable[[str], Path]
 NUM_SWAPS = 10
@@ -202,6 +203,16 @@ def test_b128_a_model_that_cannot_fit_is_refused_while_the_old_one_stays(
     write_weight_header(paths["b"] / "model.safetensors", GIB)
     slot.swap("b", paths["b"])
     assert slot.model_id == "b"
+
+
+def test_heads_that_cannot_be_quantised_cost_nobody_the_loaded_model(
+    tiny_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    slot = make_slot(kv_quantisation=KVQuantisation(8))
+    slot.swap("wide", tiny_llama(tmp_path / "wide", head_dim=64))
+    with pytest.raises(ModelLoadFailed, match="--kv-group-size"):
+        slot.swap("narrow", tiny_checkpoint("llama"))
+    assert slot.model_id == "wide"
 
 
 def test_a_limit_of_nothing_holds_no_model(tiny_checkpoint: Checkpoint) -> None:

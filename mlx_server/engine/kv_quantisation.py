@@ -51,7 +51,7 @@ def as_batch_rows(caches: KVCaches) -> KVCaches:
 def refuse_unless_quantisable(
     language_model: Any, caches: KVCaches, wanted: KVQuantisation
 ) -> None:
-    """Raises ModelLoadFailed if the model's KV state cannot be quantised as wanted.
+    """Raises ModelLoadFailed if the loaded model's KV state cannot be quantised as wanted.
 
     Tries it on one token: families differ in what their attention takes.
     """
@@ -69,8 +69,20 @@ def refuse_unless_quantisable(
         mx.eval(getattr(output, "logits", output))
     except Exception as error:
         logger.warning("KV quantisation does not work with this model: %s", error)
-        raise ModelLoadFailed(
-            f"This model's KV state cannot be quantised to {wanted.bits} bits in groups of "
-            f"{wanted.group_size}. Choose a --kv-group-size that divides the size of its attention "
-            "heads, or start without --kv-bits."
-        ) from None
+        raise _not_quantisable(wanted) from None
+
+
+def refuse_heads_that_no_group_divides(head_dim: int, wanted: KVQuantisation) -> None:
+    """Raises ModelLoadFailed for what a model's configuration gives away before it is loaded;
+    `head_dim` is 0 where that does not say.
+    """
+    if head_dim % wanted.group_size:
+        raise _not_quantisable(wanted)
+
+
+def _not_quantisable(wanted: KVQuantisation) -> ModelLoadFailed:
+    return ModelLoadFailed(
+        f"This model's KV state cannot be quantised to {wanted.bits} bits in groups of "
+        f"{wanted.group_size}. Choose a --kv-group-size that divides the size of its attention "
+        "heads, or start without --kv-bits."
+    )

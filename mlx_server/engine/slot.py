@@ -25,6 +25,7 @@ from mlx_server.engine.disk_store import DiskStore
 from mlx_server.engine.disk_tier import DiskTier, namespace
 from mlx_server.engine.kv_cost import measure_kv_cost
 from mlx_server.engine.kv_folder import KVFolder
+from mlx_server.engine.kv_quantisation import refuse_heads_that_no_group_divides
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.memory import KVMemory, Scratch
@@ -81,7 +82,10 @@ class ModelSlot:
         can be told without loading costs nobody the loaded model.
         """
         refuse_remote_code(CheckpointFacts.read(path), self._config.trust_remote_code)
-        self._refuse_what_cannot_fit(path)
+        dimensions = ModelDimensions.read(path)
+        if self._config.kv_quantisation is not None:
+            refuse_heads_that_no_group_divides(dimensions.head_dim, self._config.kv_quantisation)
+        self._refuse_what_cannot_fit(path, dimensions)
         self.unload()
         began = time.monotonic()
         try:
@@ -131,11 +135,10 @@ class ModelSlot:
             return self._config.prefix_cache_bytes
         return int(PREFIX_CACHE_SHARE * self._memory_limit)
 
-    def _refuse_what_cannot_fit(self, path: Path) -> None:
+    def _refuse_what_cannot_fit(self, path: Path, dimensions: ModelDimensions) -> None:
         """Raises ModelTooLarge where weights and a short conversation would pass the limit."""
         float_bytes = cpu_float_bytes(self._config.cpu_dtype)
         weights = LoadCost.read(path, float_bytes)
-        dimensions = ModelDimensions.read(path)
         kv_bytes = SHORT_CONVERSATION * dimensions.kv_numbers * (float_bytes or HALF_BYTES)
         scratch_bytes = self._scratch(dimensions).bytes(SHORT_CONVERSATION, 1)
         running_bytes = weights.weight_bytes + kv_bytes + scratch_bytes

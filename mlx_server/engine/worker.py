@@ -140,11 +140,12 @@ class Worker:
         self._is_stopping = True
         # from here on `submit` refuses; what it has let in before is failed with the others
         self._flush(is_alive=False)
-        self._slot.unload()
         while not self._commands.empty():
             self._commands.get()()
         self._fail(self._scheduler.sequences(), EngineStopped())
         self._flush(is_alive=False)
+        # last, since what was cut off leaves KV state that is written to disk
+        self._slot.unload()
         mx.clear_streams()
 
     def _take_commands(self) -> None:
