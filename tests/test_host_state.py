@@ -15,7 +15,6 @@ from mlx_server.engine.host_state import (
     HostState,
     can_be_stored,
     is_sliceable,
-    join,
     to_caches,
     to_host,
 )
@@ -56,15 +55,15 @@ def test_state_comes_back_from_the_host(make: Make) -> None:
 def test_pieces_make_up_the_whole_again(make: Make) -> None:
     host = to_host(make(IDS))
     pieces = [host.positions(0, 4), host.positions(4, 5), host.positions(5, len(IDS))]
-    assert same(to_caches(join(pieces)), make(IDS))
-    assert same(to_caches(join(pieces[:2])), make(IDS[:5]))
-    assert not same(to_caches(join(pieces[1:])), make(IDS))
+    assert same(to_caches(*pieces), make(IDS))
+    assert same(to_caches(*pieces[:2]), make(IDS[:5]))
+    assert not same(to_caches(*pieces[1:]), make(IDS))
 
 
 def test_pieces_of_different_states_are_not_joined() -> None:
     for other in (half(IDS), quantised(IDS), sliceable(IDS)[:1], sliceable(IDS)[::-1]):
         with pytest.raises(ValueError):
-            join([to_host(sliceable(IDS)), to_host(other)])
+            to_caches(to_host(sliceable(IDS)), to_host(other))
 
 
 def test_views_keep_what_they_show_when_the_caches_go_on() -> None:

@@ -19,7 +19,6 @@ from mlx_server.engine.host_state import (
     HostState,
     can_be_stored,
     is_sliceable,
-    join,
     to_caches,
     to_host,
 )
@@ -123,8 +122,10 @@ class DiskTier:
             return
         host = to_host(caches)
         size = BLOCK_SIZE if is_in_blocks else len(keys)
+        # views of a long conversation would hold all of it until its last turn is written
+        is_copy = len(new) < len(names) / 2
         for name in new:
-            if not self._store.put(_record(name, keys, host, size), uses[name]):
+            if not self._store.put(_record(name, keys, host, size, is_copy), uses[name]):
                 # what follows would be of no use without it
                 return
 
@@ -139,7 +140,7 @@ class DiskTier:
         if not records:
             return None
         try:
-            caches = to_caches(_joined(records))
+            caches = to_caches(*(record.state for record in records))
             materialise(caches)
         except ValueError:
             self._store.remove(hit.names)
@@ -186,15 +187,10 @@ def _length(name: str) -> int:
     return int(name.rsplit("/", 1)[-1].split("-")[1])
 
 
-def _record(name: str, keys: Keys, host: HostState, size: int) -> Record:
+def _record(name: str, keys: Keys, host: HostState, size: int, is_copy: bool) -> Record:
     end = _length(name)
     start = end - size
     # a state that cannot be sliced has arrays of any shape
-    part = host if start == 0 and size == len(keys) else host.positions(start, end)
+    is_whole = start == 0 and size == len(keys)
+    part = host if is_whole else host.positions(start, end, is_copy=is_copy)
     return Record(name, keys[start:end], part)
-
-
-def _joined(records: list[Record]) -> HostState:
-    if len(records) == 1:
-        return records[0].state
-    return join([record.state for record in records])

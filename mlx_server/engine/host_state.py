@@ -61,11 +61,14 @@ class HostState:
     def num_bytes(self) -> int:
         return sum(array.data.nbytes for array in self.arrays)
 
-    def positions(self, start: int, stop: int) -> HostState:
-        """A view of some positions of a sliceable state."""
+    def positions(self, start: int, stop: int, *, is_copy: bool = False) -> HostState:
+        """Some positions of a sliceable state: a view, which holds the memory of the whole, unless
+        `is_copy`.
+        """
+        views = ((a.dtype, a.data[..., start:stop, :]) for a in self.arrays)
         return HostState(
             self.layout,
-            tuple(HostArray(a.dtype, a.data[..., start:stop, :]) for a in self.arrays),
+            tuple(HostArray(dtype, view.copy() if is_copy else view) for dtype, view in views),
         )
 
 
@@ -95,31 +98,21 @@ def to_host(caches: KVCaches) -> HostState:
     )
 
 
-def to_caches(state: HostState) -> KVCaches:
-    """New caches with arrays of their own; raises ValueError if the state describes none."""
+def to_caches(*pieces: HostState) -> KVCaches:
+    """New caches with arrays of their own: of one state, or of the pieces of a sliceable one, which
+    follow each other. Raises ValueError if they describe none.
+    """
+    first = pieces[0]
+    forms = [(s.layout, [a.dtype for a in s.arrays]) for s in pieces]
+    if any(form != forms[0] for form in forms):
+        raise ValueError("pieces of different states")
     try:
-        layout = json.loads(state.layout)
-        arrays = list(map(_to_mlx, state.arrays))
+        layout = json.loads(first.layout)
+        # one by one, since all of them together may be large
+        arrays = [_to_mlx([s.arrays[i] for s in pieces]) for i in range(len(first.arrays))]
         return [_build(node, arrays) for node in layout]
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError("the layout does not fit the arrays") from error
-
-
-def join(states: Sequence[HostState]) -> HostState:
-    """One sliceable state of pieces that follow each other; raises ValueError if they differ in
-    more than their positions.
-    """
-    first = states[0]
-    forms = [(s.layout, [a.dtype for a in s.arrays]) for s in states]
-    if any(form != forms[0] for form in forms):
-        raise ValueError("pieces of different states")
-    return HostState(
-        first.layout,
-        tuple(
-            HostArray(array.dtype, np.concatenate([s.arrays[i].data for s in states], POSITIONS))
-            for i, array in enumerate(first.arrays)
-        ),
-    )
 
 
 def _can_be_stored(cache: Any) -> bool:
@@ -174,6 +167,9 @@ def _map(function: Callable[[int], mx.array], tree: Any) -> Any:
     return None if tree is None else function(tree)
 
 
-def _to_mlx(array: HostArray) -> mx.array:
-    copied = mx.array(array.data)
-    return copied.view(mx.bfloat16) if array.dtype == "BF16" else copied
+def _to_mlx(pieces: Sequence[HostArray]) -> mx.array:
+    data = pieces[0].data
+    if len(pieces) > 1:
+        data = np.concatenate([piece.data for piece in pieces], POSITIONS)
+    copied = mx.array(data)
+    return copied.view(mx.bfloat16) if pieces[0].dtype == "BF16" else copied
