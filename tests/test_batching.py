@@ -14,7 +14,14 @@ from mlx_server.config import EngineConfig
 from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.runner import Runner
-from mlx_server.engine.sequence import ChatPrompt, Delta, SamplingParams, Sequence, Started
+from mlx_server.engine.sequence import (
+    ChatPrompt,
+    Delta,
+    Progress,
+    SamplingParams,
+    Sequence,
+    Started,
+)
 from mlx_server.errors import GenerationFailed
 from tests.engine_runs import (
     GREEDY,
@@ -24,6 +31,7 @@ from tests.engine_runs import (
     make_sequence,
     picture,
     prefill,
+    run,
     run_alone,
     start,
     system,
@@ -213,3 +221,20 @@ def test_the_last_token_of_all_needs_no_further_step(scripted: Runner, script: S
     assert start(scripted, make_sequence("two", max_tokens=1)).num_prompt_tokens > 0
     assert [d.text for _, d in decode(scripted)] == ["x"]
     assert script.num_tokens == 2
+
+
+def test_a_prompt_that_was_passed_by_its_equal_leaves_nothing(
+    scripted: Runner, script: Script
+) -> None:
+    script.say_only("xyz")
+    long, equal = (make_sequence("abcdefghij" * 4, n=n) for n in (2, 1))
+    scripted.prepare(long)
+    sibling = Sequence(9000, long.request, 1, "m", seed=1, deadline=1e12, prompt=long.prompt)
+    assert scripted.reserve(long)
+    assert isinstance(scripted.prefill(long, 4).event, Progress)
+    run(scripted, equal)
+    assert scripted.reserve(sibling)
+    for sequence in (sibling, long):
+        assert isinstance(scripted.prefill(sequence).event, Started)
+        scripted.join(sequence)
+    assert scripted._prefills == {}

@@ -168,3 +168,38 @@ def test_a_place_where_nothing_can_be_written_costs_a_warning(
     assert store.flush(TIMEOUT_S)
     assert value_of(store, 1) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_clearing_waits_for_no_writing_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = Gated(tmp_path)
+    store = DiskStore(folder)
+    for number in (1, 2, 3):
+        put(store, number)
+    other = DiskStore(KVFolder(tmp_path, 1 << 30))
+    put(other, 4)
+    assert other.flush(TIMEOUT_S)
+    store.clear()
+    folder.gate.set()
+    assert store.flush(TIMEOUT_S)
+    assert list(tmp_path.rglob("*.safetensors")) == []
+    assert put(store, 1)
+    assert store.flush(TIMEOUT_S)
+    assert store.has(name_of(1))
+
+
+def test_a_record_that_cannot_be_written_for_whatever_reason_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, 1 << 30)
+    write = KVFolder.write
+
+    def failing(folder: KVFolder, name: str, pieces: Iterator[bytes], last_use_ns: int) -> None:
+        if name == name_of(1):
+            raise TypeError("boom")
+        write(folder, name, pieces, last_use_ns)
+
+    monkeypatch.setattr(KVFolder, "write", failing)
+    for number in (1, 2):
+        assert put(store, number)
+    assert store.flush(TIMEOUT_S)
+    assert (store.has(name_of(1)), store.has(name_of(2))) == (False, True)

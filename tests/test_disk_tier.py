@@ -224,7 +224,7 @@ def test_two_servers_can_share_a_folder(tmp_path: Path) -> None:
     assert found(theirs, IDS) == 64
     put(theirs, IDS)
     assert found(ours, IDS) == 128
-    theirs.clear()
+    theirs.forget(keys_of(IDS), "")
     assert length(ours, IDS) == 0
     assert found(ours, IDS) == 0
     put(ours, IDS)
@@ -270,13 +270,15 @@ def test_the_budget_goes_by_use_before_a_restart_as_well(tmp_path: Path) -> None
     assert [found(again, range(n, n + 64)) for n in (1000, 2000, 3000)] == [64, 0, 64]
 
 
-def test_clearing_takes_the_files_of_this_model_only(tmp_path: Path) -> None:
+def test_what_is_forgotten_is_what_could_serve_the_prompt_in_this_model(tmp_path: Path) -> None:
     tier, other = make_tier(tmp_path), make_tier(tmp_path, model="other")
     put(tier, IDS)
     put(tier, IDS, hybrid)
+    put(tier, [0, *IDS])
     put(other, IDS)
-    tier.clear()
+    tier.forget(keys_of(IDS), "")
     assert found(tier, IDS) == 0
+    assert found(tier, [0, *IDS]) == 128
     assert found(other, IDS) == 128
 
 

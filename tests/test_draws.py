@@ -94,3 +94,14 @@ def test_top_p_draws_each_token_as_often_as_it_is_likely() -> None:
     tokens = np.array(sample(scores, [row(seed, top_p=0.85) for seed in range(4000)]))
     shares = np.bincount(tokens, minlength=VOCAB_SIZE)[7:11] / 4000
     assert np.abs(shares - np.array([4, 3, 2, 0]) / 9).max() < 0.03
+
+
+def test_equal_logits_draw_the_same_in_any_company() -> None:
+    # as of weights in half precision: many tokens share the few values at the top
+    scores = mx.round(logits(2.0, 1) * 2) / 2
+    wide = logits(0.8, 1, seed=1)
+    for seed in range(40):
+        one = row(seed, top_p=0.6)
+        alone = sample(scores, [one]).tolist()
+        beside = sample(mx.concatenate([scores, wide]), [one, row(seed, top_p=0.7)]).tolist()
+        assert beside[:1] == alone

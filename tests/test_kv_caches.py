@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from mlx.utils import tree_flatten
+from mlx_vlm.models.cache import KVCache
 
 from mlx_server.engine.batch import RowBatch
 from mlx_server.engine.kv_caches import (
     KVCaches,
+    compact,
+    compact_bytes,
     extract,
     fork,
     is_trimmable,
@@ -22,6 +25,7 @@ from mlx_server.engine.kv_caches import (
     trim,
 )
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.prefix_cache import PrefixCache
 from tests.test_batch import join, prompt_of
 
 Load = Callable[[str], LoadedModel]
@@ -150,3 +154,14 @@ def test_a_row_that_leaves_a_batch_holds_no_memory_of_the_others(load_tiny: Load
     mx.clear_cache()
     held = mx.get_active_memory() - before
     assert held < num_bytes(caches) + len(contents(caches)) * SHARED_BYTES
+
+
+def test_what_cannot_be_kept_is_not_copied() -> None:
+    ahead = KVCache()
+    entries = mx.zeros((1, 1, 3, 8))
+    ahead.update_and_fetch(entries, entries)
+    assert compact_bytes([ahead]) == 2 * 3 * 8 * 4
+    PrefixCache(compact_bytes([ahead]) - 1).insert(np.arange(3), [ahead])
+    assert ahead.nbytes == 2 * 256 * 8 * 4
+    compact([ahead])
+    assert num_bytes([ahead]) == compact_bytes([ahead])

@@ -107,7 +107,7 @@ def test_the_budget_counts_the_files_of_all_models_and_of_earlier_runs(tmp_path:
     write(before, 3, 30, namespace=OTHER)
     folder = KVFolder(tmp_path, 2 * SIZE + SIZE // 2)
     assert kept(folder) == {2, 3}
-    assert folder.names(OTHER) == [name_of(3, namespace=OTHER)]
+    assert set(folder.names()) == {name_of(2), name_of(3, namespace=OTHER)}
 
 
 def test_files_that_another_server_writes_count_before_long(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_is_not_ours_is_neither_counted_nor_removed(tmp_path: Path) -> None
 
 def test_only_old_parts_of_files_are_removed_at_the_start(tmp_path: Path) -> None:
     (tmp_path / NAMESPACE).mkdir()
-    old, young = (tmp_path / NAMESPACE / f".123-{i}.part" for i in range(2))
+    old, young = (tmp_path / NAMESPACE / f".123-0a1b-{i}.part" for i in range(2))
     old.touch()
     young.touch()
     long_ago = time.time() - 2 * ABANDONED_S

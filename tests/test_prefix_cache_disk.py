@@ -39,7 +39,7 @@ def test_what_memory_has_lost_comes_back_from_disk_and_stays(
                 kv.update_and_fetch(entry, entry)
         cache.check_integrity()
         assert len(cache) == 1
-    cache.clear(disk=True)
+    cache.forget(asked)
     assert cache.match(asked) is None
 
 

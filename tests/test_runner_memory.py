@@ -75,3 +75,17 @@ def test_the_prefix_cache_gives_way_to_what_is_promised(runner: Runner, script: 
     assert runner.prefix_cache.num_bytes <= runner.prefix_cache.max_bytes
     runner.drop(sequence)
     assert runner.prefix_cache.max_bytes == before
+
+
+def test_room_is_not_made_of_what_is_about_to_be_used(runner: Runner, script: Script) -> None:
+    script.say_only("x")
+    history, other = "abcdefghij" * 3, "0123456789" * 3
+    for text in (history, other):
+        run(runner, make_sequence(RawPrompt(text), max_tokens=1))
+    one = runner.prefix_cache.num_bytes // 2
+    sequence = make_sequence(RawPrompt(history + "new"), max_tokens=1)
+    runner.prepare(sequence)
+    # there is room for one entry only from now on
+    runner._max_cache_bytes = one
+    assert runner.reserve(sequence)
+    assert runner.num_left(sequence) == len("new")

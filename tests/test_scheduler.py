@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from mlx_server.engine.scheduler import BURST_STALLS, MIN_CHUNK, Scheduler
+from mlx_server.engine.pace import MIN_CHUNK, Pace
+from mlx_server.engine.scheduler import BURST_STALLS, MAX_WITH_PICTURES, Scheduler
 from mlx_server.engine.sequence import GenerationRequest, RawPrompt, Sequence, SequenceStatus
 from mlx_server.engine.steps import DecodeStep, LoadStep, PrefillStep, PrepareStep
 from tests.simulated_engine import Arrival, FakeWorkload, SimulatedEngine
@@ -98,9 +99,12 @@ def test_prompts_are_built_before_their_turn_between_the_steps_of_others() -> No
         elif isinstance(step, PrefillStep):
             scheduler.prefilled(step.sequence)
     assert steps == [
-        *(PrepareStep(sequence) for sequence in (first, second, third)),
+        PrepareStep(first),
         PrefillStep(first),
-        *[DecodeStep()] * 3,
+        PrepareStep(second),
+        DecodeStep(),
+        PrepareStep(third),
+        *[DecodeStep()] * 2,
     ]
     late = make_sequence(3, is_prepared=False)
     add(scheduler, late)
@@ -115,6 +119,43 @@ def test_prompts_for_another_model_are_built_once_it_is_loaded() -> None:
     add(scheduler, other)
     assert scheduler.next_step("a", 0.0) == LoadStep("b")
     assert scheduler.next_step("b", 0.0) == PrepareStep(other)
+
+
+def test_only_so_many_prompts_with_pictures_are_ready_before_their_turn() -> None:
+    scheduler = make_scheduler()
+    sequences = [make_sequence(i, is_prepared=False) for i in range(MAX_WITH_PICTURES + 2)]
+    for sequence in sequences:
+        sequence.has_images = True
+    text = make_sequence(99, is_prepared=False)
+    add(scheduler, *sequences, text)
+    prepared = []
+    for _ in range(40):
+        step = scheduler.next_step("a", 0.0)
+        if isinstance(step, PrepareStep):
+            step.sequence.prompt = "ready"
+            prepared.append(step.sequence)
+    # the first one is not waiting any more
+    assert prepared == [*sequences[:-1], text]
+
+
+def test_a_model_that_cannot_be_loaded_has_had_its_turn() -> None:
+    scheduler = make_scheduler()
+    broken, other = make_sequence(0, "broken"), make_sequence(1, "b")
+    add(scheduler, broken, other)
+    assert scheduler.next_step(None, 0.0) == LoadStep("broken")
+    again = make_sequence(2, "broken")
+    add(scheduler, again)
+    scheduler.finish(broken)
+    # in the order of arrival a client who tries again could come first for ever
+    scheduler.waiting.reverse()
+    assert scheduler.next_step(None, 1.0) == LoadStep("b")
+
+
+def test_a_cached_prompt_s_single_token_says_nothing_of_the_pace_of_long_ones() -> None:
+    pace = Pace()
+    pace.saw_prefill(128, 0.64)
+    pace.saw_prefill(1, 0.08)
+    assert pace.tokens_within(0.25) == 50
 
 
 def test_the_loaded_model_serves_what_comes_while_others_have_patience() -> None:
@@ -171,7 +212,6 @@ def test_the_model_whose_turn_is_longest_ago_comes_next() -> None:
     add(scheduler, make_sequence(0, "b"), make_sequence(1, "c"))
     assert scheduler.next_step("a", 0.0) == LoadStep("b")
     scheduler.finish(scheduler.waiting[0])
-    scheduler.next_step("b", 0.0)
     add(scheduler, make_sequence(2, "a"))
     assert scheduler.next_step("b", 0.0) == LoadStep("c")
 

@@ -312,3 +312,28 @@ def test_an_unloaded_model_is_written_to_disk(paths: dict[str, Path], tmp_path: 
     num_cached(slot, "a", paths["a"])
     slot.unload()
     assert len(list((tmp_path / "kv").rglob("*.safetensors"))) == 2
+
+
+def test_clearing_forgets_the_state_of_all_models(paths: dict[str, Path], tmp_path: Path) -> None:
+    loader = ScriptedLoader(a=Script(), b=Script())
+    slot = make_slot(loader, prefix_cache_dir=tmp_path / "kv")
+    for name in "ab":
+        num_cached(slot, name, paths[name])
+    slot.clear_prefix_cache()
+    assert list((tmp_path / "kv").rglob("*.safetensors")) == []
+    assert [num_cached(slot, name, paths[name]) for name in "ba"] == [0, 0]
+
+
+def test_a_load_that_is_refused_late_keeps_nothing(paths: dict[str, Path]) -> None:
+    models: list[weakref.ref[Any]] = []
+    inner = ScriptedLoader(a=Script())
+
+    def load(model_id: str, path: Path, config: EngineConfig) -> LoadedModel:
+        loaded = inner(model_id, path, config)
+        models.append(weakref.ref(loaded.model))
+        raise ModelLoadFailed("too late")
+
+    slot = make_slot(load)
+    with pytest.raises(ModelLoadFailed) as caught:
+        slot.swap("a", paths["a"])
+    assert [model() for model in models] == [None], caught

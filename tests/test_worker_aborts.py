@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mlx_server.engine.sequence import Delta, FinishReason, Progress
+from mlx_server.engine.runner import Runner
+from mlx_server.engine.sequence import Delta, FinishReason, Progress, Sequence
 from mlx_server.errors import (
+    EngineStopped,
     InvalidRequest,
     ModelUnavailable,
 )
@@ -139,3 +142,35 @@ def test_a_prompt_out_of_time_is_refused(harness: Harness, script: Script) -> No
     for sequence in (in_prefill, queued):
         assert isinstance(harness.finish(sequence), ModelUnavailable)
     assert harness.run(ask()) == "fine"
+
+
+def test_answers_that_have_not_begun_are_cut_with_the_others_of_their_request(
+    harness: Harness, script: Script
+) -> None:
+    script.token_s = 0.005
+    script.say(*["x"] * 5000)
+    first = ask(n=2)
+    second = Sequence(5000, first.request, 1, "a", seed=1, deadline=math.inf)
+    harness.worker.submit([first, second])
+    harness.wait_for_tokens(first, 3)
+    first.deadline = second.deadline = 0.0
+    assert isinstance(harness.finish(first), str)
+    assert harness.finish(second) == ""
+    assert harness.scheduler.sequences() == []
+
+
+def test_a_failure_in_putting_away_leaves_nobody_waiting(
+    harness: Harness, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(runner: Runner, sequence: Sequence) -> None:
+        raise RuntimeError("boom")
+
+    script.token_s = 0.005
+    script.say(*["x"] * 5000)
+    running, waiting = ask(), ask()
+    harness.submit(running, waiting)
+    harness.wait_for_tokens(running, 2)
+    monkeypatch.setattr(Runner, "drop", drop)
+    harness.worker.stop()
+    for sequence in (running, waiting):
+        assert isinstance(harness.finish(sequence), EngineStopped)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlx_server.engine.kv_file import Record, dump, parse
@@ -31,6 +32,8 @@ class DiskStore:
         self._max_queued_bytes = max_queued_bytes
         self._queued: dict[str, _Job] = {}
         self._num_queued_bytes = 0
+        self._writing: str | None = None
+        self._unwanted: set[str] = set()
         self._changed = threading.Condition()
         self._is_writing = False
         self._has_warned = False
@@ -87,22 +90,37 @@ class DiskStore:
             self._changed.wait_for(lambda: not (self._queued and self._is_writing), timeout_s)
             return not self._queued
 
+    def remove(self, names: Iterable[str]) -> None:
+        """Let go of records, written or not; waits for no writing."""
+        for name in names:
+            with self._changed:
+                if name == self._writing:
+                    self._unwanted.add(name)
+                else:
+                    self._take_out(name)
+            self.folder.remove(name)
+
+    def clear(self) -> None:
+        """Let go of the records of all models, those of other servers as well."""
+        with self._changed:
+            queued = list(self._queued)
+        self.folder.scan()
+        self.remove([*queued, *self.folder.names()])
+
     def _write_all(self) -> None:
         while (job := self._next_job()) is not None:
             try:
                 self._write(job)
             except Exception:
-                # the thread ends here; the next record shall start another
-                with self._changed:
-                    self._is_writing = False
-                raise
-            finally:
-                self._forget(job)
+                # the next one may fare better, and whoever waits for the queue must not hang
+                logger.exception("a record of the prefix cache was not written")
+            self._done(job)
 
     def _next_job(self) -> _Job | None:
         with self._changed:
             job = next(iter(self._queued.values()), None)
             self._is_writing = job is not None
+            self._writing = job.record.name if job else None
             return job
 
     def _write(self, job: _Job) -> None:
@@ -121,8 +139,18 @@ class DiskStore:
         self._has_warned = True
         logger.log(level, "the prefix cache cannot be written to disk: %s", error.strerror)
 
-    def _forget(self, job: _Job) -> None:
+    def _done(self, job: _Job) -> None:
+        name = job.record.name
         with self._changed:
-            del self._queued[job.record.name]
+            self._writing = None
+            if name in self._unwanted:
+                self._unwanted.discard(name)
+                self.folder.remove(name)
+            self._take_out(name)
+
+    def _take_out(self, name: str) -> None:
+        """Of the queue, with `_changed` held."""
+        job = self._queued.pop(name, None)
+        if job is not None:
             self._num_queued_bytes -= job.record.num_bytes
             self._changed.notify_all()

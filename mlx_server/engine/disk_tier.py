@@ -128,9 +128,11 @@ class DiskTier:
                 # what follows would be of no use without it
                 return
 
-    def clear(self) -> None:
-        self._store.flush()
-        self._remove(self._store.folder.names(self._namespace))
+    def forget(self, keys: Keys, variant: str) -> None:
+        """Let go of all state that could serve `keys`."""
+        lengths = [n for n in self._state_lengths() if n <= len(keys)]
+        self._store.remove(self._block_names(keys, variant))
+        self._store.remove(self._names("state", keys, lengths, variant))
 
     def _read(self, keys: Keys, hit: DiskHit) -> DiskMatch | None:
         records = list(self._intact(keys, hit))
@@ -140,7 +142,7 @@ class DiskTier:
             caches = to_caches(_joined(records))
             materialise(caches)
         except ValueError:
-            self._remove(hit.names)
+            self._store.remove(hit.names)
             return None
         self._touch(last_uses(hit.names[: len(records)]))
         return DiskMatch(sum(len(record.keys) for record in records), caches)
@@ -156,13 +158,9 @@ class DiskTier:
                 return
             end = _length(name)
             if not np.array_equal(record.keys, keys[end - len(record.keys) : end]):
-                self._remove([name])
+                self._store.remove([name])
                 return
             yield record
-
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._store.folder.remove(name)
 
     def _state_lengths(self) -> list[int]:
         return sorted(set(map(_length, self._store.state_names(self._namespace))))

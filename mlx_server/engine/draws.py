@@ -77,6 +77,8 @@ def _draw_from_candidates(
     Waits for the device, unless every row has a top_k.
     """
     found = mx.argpartition(-scaled, kth=num_candidates - 1, axis=-1)[:, :num_candidates]
+    # equal logits rank by their ids, as when all are sorted: a row draws the same in any company
+    found = mx.sort(found, axis=-1)
     values = mx.take_along_axis(scaled, found, axis=-1)
     order = mx.argsort(-values, axis=-1)
     ranked = mx.take_along_axis(values, order, axis=-1)
@@ -97,9 +99,10 @@ def _log_total(scaled: mx.array, ranked: mx.array, log_sum: mx.array) -> mx.arra
     """logsumexp of all tokens, taken of the candidates alone where the rest weighs nothing."""
     num_others = scaled.shape[-1] - ranked.shape[-1]
     heaviest_rest = ranked[:, -1:] + float(np.log(num_others))
-    if mx.all(heaviest_rest - log_sum < float(np.log(NEGLIGIBLE))).item():
+    is_negligible = heaviest_rest - log_sum < float(np.log(NEGLIGIBLE))
+    if mx.all(is_negligible).item():
         return log_sum
-    return mx.logsumexp(scaled, axis=-1, keepdims=True)
+    return mx.where(is_negligible, log_sum, mx.logsumexp(scaled, axis=-1, keepdims=True))
 
 
 def _draw_ranked(ranked: mx.array, log_sum: mx.array, rows: list[SamplerRow]) -> mx.array:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_vlm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
 KVCaches = list[Any]
@@ -44,6 +44,16 @@ def _let_go_of_tail(cache: Any) -> None:
     if type(cache) in (KVCache, QuantizedKVCache) and not cache.empty():
         # a mere slice would hold the memory of the whole
         cache.keys, cache.values = tree_map(mx.contiguous, cache.state)
+
+
+def compact_bytes(caches: KVCaches) -> int:
+    """What `num_bytes` will be after `compact`; computes nothing."""
+    return sum(
+        sum(array.nbytes for _, array in tree_flatten(cache.state))
+        if type(cache) in (KVCache, QuantizedKVCache) and not cache.empty()
+        else cache.nbytes
+        for cache in caches
+    )
 
 
 def num_bytes(caches: KVCaches) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 NAMESPACE = re.compile(r"v\d+-[0-9a-f]{32}")
 FILE = re.compile(r"(?P<kind>block|state)-(?P<length>\d{1,9})-[0-9a-f]{32}\.safetensors")
 STATE = re.compile("/state-")
-TEMPORARY = re.compile(r"\.\d+-\d+\.part")
+TEMPORARY = re.compile(r"\.\d+-[0-9a-f]+-\d+\.part")
 ABANDONED_S = 3600.0
 STEP_NS = 1000
 # room is made for a while at a time, since it takes a look at all files
@@ -58,6 +59,7 @@ class KVFolder:
         self._lock = threading.Lock()
         self._num_written = 0
         self._num_parts = 0
+        self._token = secrets.token_hex(4)
         self.scan()
         self.make_room(0, time.time_ns())
 
@@ -72,9 +74,9 @@ class KVFolder:
             self._states = set(filter(STATE.search, found))
             self.num_bytes = sum(file.num_bytes for file in found.values())
 
-    def names(self, namespace: str) -> list[str]:
+    def names(self) -> list[str]:
         with self._lock:
-            return [name for name in self._files if name.startswith(f"{namespace}/")]
+            return list(self._files)
 
     def state_names(self, namespace: str) -> list[str]:
         with self._lock:
@@ -108,7 +110,8 @@ class KVFolder:
         path = self.root / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._num_parts += 1
-        part = path.parent / f".{os.getpid()}-{self._num_parts}.part"
+        # processes in two containers can have the same number
+        part = path.parent / f".{os.getpid()}-{self._token}-{self._num_parts}.part"
         try:
             # what users have written can be read from the keys
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

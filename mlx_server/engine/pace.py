@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WEIGHT_OF_NEWEST = 0.3
+# Smaller chunks cost about as much as this one.
+MIN_CHUNK = 16
 
 
 @dataclass(slots=True)
@@ -15,7 +17,8 @@ class Pace:
 
     def saw_prefill(self, num_tokens: int, seconds: float) -> None:
         if num_tokens > 0:
-            self.prefill_s_per_token = _blend(self.prefill_s_per_token, seconds / num_tokens)
+            seconds_per_token = seconds / max(num_tokens, MIN_CHUNK)
+            self.prefill_s_per_token = _blend(self.prefill_s_per_token, seconds_per_token)
 
     def tokens_within(self, seconds: float) -> int | None:
         """How many prompt tokens can run in that time; None if that is not known yet."""

@@ -2,7 +2,7 @@
 
 A key stands for one prompt position: the token id, or for an image token a salt made from the
 picture's pixels, so that two pictures never share state. Knows nothing of models and prompts; the
-caches of one entry belong to one model only, and the owner clears everything when the model goes.
+caches of one entry belong to one model only, and what is in memory goes with that model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mlx_server.engine.disk_tier import DiskHit, DiskTier
 from mlx_server.engine.kv_caches import (
     KVCaches,
     compact,
+    compact_bytes,
     fork,
     is_trimmable,
     materialise,
@@ -98,8 +99,10 @@ class PrefixCache:
         """
         if len(keys) == 0 or (self.max_bytes == 0 and self._disk is None):
             return
-        if self._is_served(keys, variant):
+        size = compact_bytes(caches)
+        if self._is_served(keys, variant) or (size > self.max_bytes and self._disk is None):
             return
+        self._make_room(_Entry(keys, variant, caches, size))
         compact(caches)
         materialise(caches)
         if self._disk is not None:
@@ -111,12 +114,23 @@ class PrefixCache:
         while self.num_bytes > num_bytes:
             self._drop(next(iter(self._entries)))
 
-    def clear(self, *, disk: bool = False) -> None:
-        """Forget what is in memory; what is on disk only if `disk` says so."""
+    def use(self, keys: Keys, variant: str = "") -> None:
+        """Let the entry that `match` would find be the last to leave."""
+        place = self._find(keys, variant)
+        if place is not None:
+            self._entries.move_to_end(place.entry_id)
+
+    def forget(self, keys: Keys, variant: str = "") -> None:
+        """Let go of all state that could serve `keys`, in memory and on disk."""
+        while (place := self._find(keys, variant)) is not None:
+            self._drop(place.entry_id)
+        if self._disk is not None:
+            self._disk.forget(keys, variant)
+
+    def clear(self) -> None:
+        """Forget what is in memory."""
         self._entries.clear()
         self.num_bytes = 0
-        if disk and self._disk is not None:
-            self._disk.clear()
 
     def stats(self) -> PrefixCacheStats:
         disk = self._disk
@@ -179,13 +193,19 @@ class PrefixCache:
         self._keep(_Entry(kept, variant, match.caches, num_bytes(match.caches)))
         return PrefixMatch(match.num_tokens, caches)
 
-    def _keep(self, entry: _Entry) -> None:
+    def _make_room(self, entry: _Entry) -> None:
+        """Before the entry is copied, or both it and what leaves for it would be in memory."""
         if entry.num_bytes > self.max_bytes:
             return
         for entry_id, old in list(self._entries.items()):
             if _covers(entry, old):
                 self._drop(entry_id)
         self.shrink_to(self.max_bytes - entry.num_bytes)
+
+    def _keep(self, entry: _Entry) -> None:
+        if entry.num_bytes > self.max_bytes:
+            return
+        self._make_room(entry)
         self._entries[self._next_id] = entry
         self._next_id += 1
         self.num_bytes += entry.num_bytes

@@ -20,7 +20,14 @@ from mlx_server.engine.prefix_cache import Keys, PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
-from mlx_server.engine.sequence import ChatPrompt, Delta, Progress, Sequence, Started
+from mlx_server.engine.sequence import (
+    ChatPrompt,
+    Delta,
+    FinishReason,
+    Progress,
+    Sequence,
+    Started,
+)
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
@@ -121,8 +128,14 @@ class Runner:
         """
         num_new = sequence.request.max_tokens or GROWTH
         is_promised = self.memory.reserve(sequence.uid, self._bounded(sequence, num_new))
+        if is_promised:
+            # what is about to serve this sequence must not leave to make room for it
+            self.prefix_cache.use(sequence.prompt.keys, self._variant(sequence))
         self._bound_prefix_cache()
         return is_promised
+
+    def _variant(self, sequence: Sequence) -> str:
+        return self.loaded.kv_variant(len(sequence.prompt))
 
     def _bounded(self, sequence: Sequence, num_new: int) -> int:
         bound = min(self.loaded.context_length, self.memory.max_total_tokens())
@@ -132,7 +145,10 @@ class Runner:
         """It gives way to what running sequences were promised."""
         room = min(self._max_cache_bytes, self.memory.room_for_prefix_cache())
         self.prefix_cache.max_bytes = room
+        num_entries = len(self.prefix_cache)
         self.prefix_cache.shrink_to(room)
+        if len(self.prefix_cache) != num_entries:
+            self._num_left.clear()
 
     def _release(self, uid: int) -> None:
         self.memory.release(uid)
@@ -167,6 +183,8 @@ class Runner:
         """
         shared = sequence.prompt and self._shared_starts.get(sequence.prompt)
         if shared:
+            # one that came later with the same prompt has passed this one
+            self._prefills.pop(sequence.uid, None)
             return PrefillResult(self._started(sequence, shared.num_cached_tokens), 0)
         if sequence.uid not in self._prefills:
             self._prefills[sequence.uid] = self._begin(sequence)
@@ -181,7 +199,9 @@ class Runner:
             return PrefillResult(progress, prefill.num_done - num_before)
         start = self._batch(prefill.variant).start(prefill.batch)
         if mx.any(mx.isnan(start.logits)).item():
-            self._forget_checkpoints()
+            # of this or of an earlier prompt, kept before anybody saw what comes of it
+            self.prefix_cache.forget(prefill.prompt.keys, prefill.variant)
+            self._num_left.clear()
             raise FloatingPointError("the model's logits are no numbers")
         self._shared_starts[prefill.prompt] = _SharedStart(
             start, prefill.num_cached_tokens, sequence.request.n
@@ -250,8 +270,16 @@ class Runner:
         if ended.uids:
             self._retire(ended.uids, ended.broken)
 
+    def can_cut(self, sequence: Sequence) -> bool:
+        """Whether the sequence runs, or another answer of its request does."""
+        has_begun = sequence.prompt is not None and sequence.prompt in self._shared_starts
+        return has_begun or sequence.uid in self._rows
+
     def cut(self, sequence: Sequence) -> Delta:
-        """End a running sequence now; its answer is what it has so far."""
+        """End a sequence now; its answer is what it has so far."""
+        if sequence.uid not in self._rows:
+            self.drop(sequence)
+            return Delta(sequence.index, "", 0, finish_reason=FinishReason.LENGTH)
         delta = self._rows[sequence.uid].completion.cut()
         self._retire([sequence.uid])
         return delta
@@ -278,8 +306,14 @@ class Runner:
         self._release(sequence.uid)
         mx.clear_cache()
 
+    def clear_prefix_cache(self) -> None:
+        self.prefix_cache.clear()
+        self._num_left.clear()
+
     def reset(self) -> None:
-        """Forget all sequences and all KV state: after a failure none of it can be trusted."""
+        """Forget all sequences and all KV state in memory: after a failure none of it can be
+        trusted. What is on disk was complete before.
+        """
         self._forget_all()
         self.prefix_cache.clear()
         mx.clear_cache()
@@ -295,12 +329,6 @@ class Runner:
             self.prefix_cache,
             step_size=self._prefill_step_size,
         )
-
-    def _forget_checkpoints(self) -> None:
-        """Those of a prompt that came to no numbers are kept already, and hold none either."""
-        if self.loaded.needs_checkpoints:
-            self.prefix_cache.clear(disk=True)
-            self._num_left.clear()
 
     def _is_worth_keeping(self, prefill: Prefill, start: RowStart) -> bool:
         """Whether sequences that come before this one ends shall find its prompt.
@@ -356,15 +384,19 @@ class Runner:
         return _Row(sequence, prompt, completion, self._bounded(sequence, GROWTH))
 
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
+        if len(uids) == 1:
+            self._release(uids[0])
         for variant, batch in self._batches.items():
             leaving = [uid for uid in batch.uids if uid in uids]
             num_unheld = [0 if batch.holds_newest(uid) else 1 for uid in leaving]
             released = zip(leaving, num_unheld, batch.release(leaving), strict=True)
             for uid, num_missing, caches in released:
                 keys = self._rows.pop(uid).keys()
-                self._release(uid)
                 if uid not in broken:
                     self.prefix_cache.insert(keys[: len(keys) - num_missing], caches, variant)
+        # of several not before: they hold on to the whole batch until the last of them is copied
+        for uid in uids:
+            self._release(uid)
         self._num_left.clear()
 
     def _batch(self, variant: str) -> RowBatch:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Protocol
 
-from mlx_server.engine.pace import Pace
+from mlx_server.engine.pace import MIN_CHUNK, Pace
 from mlx_server.engine.sequence import Sequence, SequenceStatus
 from mlx_server.engine.steps import DecodeStep, LoadStep, PrefillStep, PrepareStep, Step
 from mlx_server.engine.turns import Turns
@@ -23,8 +23,8 @@ from mlx_server.engine.turns import Turns
 MAX_PREFILLING = 2
 # How many of the waiting are looked at for one that may pass a long prompt.
 MAX_OVERTAKERS = 16
-# Smaller chunks cost about as much as this one.
-MIN_CHUNK = 16
+# Pictures of prepared prompts are in memory, so no more of these wait with theirs ready.
+MAX_WITH_PICTURES = 8
 # Sequences that begin together may wait for one another this many times the longest stall before
 # they go on: a decode step costs little more for all of them than for one.
 BURST_STALLS = 16
@@ -91,17 +91,21 @@ class Scheduler:
             return prefill
         if self.running:
             return DecodeStep()
-        model = self._turns.next_model(self.waiting)
+        model = self._turns.give(self.waiting)
         return None if model is None else LoadStep(model)
 
-    def ran(self, step: Step, seconds: float, num_tokens: int = 0) -> None:
-        """Say how long a step took, and how many prompt tokens it ran."""
+    def ran(
+        self, step: Step, seconds: float, num_tokens: int = 0, prefill_s: float | None = None
+    ) -> None:
+        """Say how long a step took in all, how many prompt tokens it ran, and how long that took
+        (all of it, if `prefill_s` is not given).
+        """
         if isinstance(step, DecodeStep):
             self._stalled_s = 0.0
             self._has_decoded = True
             return
         if isinstance(step, PrefillStep):
-            self._pace.saw_prefill(num_tokens, seconds)
+            self._pace.saw_prefill(num_tokens, seconds if prefill_s is None else prefill_s)
         self._stalled_s = self._stalled_s + seconds if self.running else 0.0
 
     def prefilled(self, sequence: Sequence) -> None:
@@ -130,11 +134,19 @@ class Scheduler:
         return [*self.running, *self.prefilling, *self.waiting]
 
     def _next_to_prepare(self, loaded: str | None) -> Sequence | None:
-        """Every other step at most, so that those that run are not held up by many that come."""
+        """Every other step at most, so that those that could go on are not held up by many that
+        come.
+        """
         found = None
-        if not (self._has_just_prepared and self.num_running):
-            waiting = (s for s in self.waiting if s.model == loaded and s.prompt is None)
-            found = next(waiting, None)
+        waiting = [s for s in self.waiting if s.model == loaded]
+        others = self.num_running or any(s.prompt is not None for s in waiting)
+        if not (self._has_just_prepared and others):
+            with_pictures = sum(s.has_images for s in waiting if s.prompt is not None)
+            for sequence in waiting:
+                is_welcome = not sequence.has_images or with_pictures < MAX_WITH_PICTURES
+                if sequence.prompt is None and is_welcome:
+                    found = sequence
+                    break
         self._has_just_prepared = found is not None
         return found
 

@@ -191,7 +191,8 @@ class Sequence:
     """One of the `n` answers of a request inside the engine; `model` is a catalog id.
 
     `arrived` and `deadline` are times of the monotonic clock in seconds; after the latter the
-    answer is cut. `prompt` is what the runner has made of the request's, once the model is loaded.
+    answer is cut. `prompt` is what the runner has made of the request's, once the model is loaded;
+    the decoded `images` go when it is there.
     """
 
     uid: int
@@ -204,3 +205,7 @@ class Sequence:
     images: tuple[Any, ...] = ()
     status: SequenceStatus = SequenceStatus.WAITING
     prompt: Any = None
+    has_images: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.has_images = bool(self.images)

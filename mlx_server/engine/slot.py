@@ -88,19 +88,7 @@ class ModelSlot:
         self._refuse_what_cannot_fit(path, dimensions)
         self.unload()
         began = time.monotonic()
-        try:
-            loaded = self._load(model_id, path, self._config)
-            memory = self._memory_beside(loaded)
-        except ServerError:
-            self._collect()
-            raise
-        except Exception as error:
-            logger.exception("loading %s failed", model_id)
-            reason = describe(error, path)
-            # the traceback holds what was already loaded
-            error.__traceback__ = None
-            self._collect()
-            raise ModelLoadFailed(f"The model's checkpoint cannot be loaded: {reason}") from None
+        loaded, memory = self._load_model(model_id, path)
         self.runner = Runner(
             loaded,
             prefill_step_size=self._prefill_step_size,
@@ -115,6 +103,23 @@ class ModelSlot:
             memory.max_total_tokens(),
         )
 
+    def _load_model(self, model_id: str, path: Path) -> tuple[LoadedModel, KVMemory]:
+        loaded = None
+        try:
+            loaded = self._load(model_id, path, self._config)
+            return loaded, self._memory_beside(loaded)
+        except ServerError as error:
+            failure = error
+        except Exception as error:
+            logger.exception("loading %s failed", model_id)
+            reason = describe(error, path)
+            failure = ModelLoadFailed(f"The model's checkpoint cannot be loaded: {reason}")
+            error.__traceback__ = None
+        # it goes to those who wait, and tracebacks hold what was already loaded
+        loaded, failure.__traceback__, failure.__context__ = None, None, None
+        self._collect()
+        raise failure
+
     def unload(self) -> None:
         """Drop the model and its KV state, and return their memory to the system."""
         if self.runner is not None:
@@ -124,6 +129,13 @@ class ModelSlot:
             # what is not written yet would hold the model's memory while the next one is loaded
             self._disk.flush(FLUSH_TIMEOUT_S)
         self._collect()
+
+    def clear_prefix_cache(self) -> None:
+        """Forget the KV state of all models, in memory and on disk."""
+        if self.runner is not None:
+            self.runner.clear_prefix_cache()
+        if self._disk is not None:
+            self._disk.clear()
 
     def _collect(self) -> None:
         # modules refer to each other in circles, so counting references does not free them

@@ -30,8 +30,8 @@ class Turns:
             return
         self.model, self._began = model, now
         if model is not None:
-            self._num_turns += 1
-            self._last_turn[model] = self._num_turns
+            # nobody gave a turn to a model that was loaded before anybody asked
+            self._count(model)
 
     def last_arrival(self, waiting: Iterable[Sequence], now: float) -> float:
         """Until when sequences for the model of this turn must have come to begin in it."""
@@ -40,7 +40,16 @@ class Turns:
             return math.inf
         return max(other.arrived, self._began)
 
-    def next_model(self, waiting: Iterable[Sequence]) -> str | None:
-        """The model of the next turn; `waiting` is in the order of arrival."""
+    def give(self, waiting: Iterable[Sequence]) -> str | None:
+        """The model of the next turn, which is counted as one even if the model cannot be loaded;
+        `waiting` is in the order of arrival.
+        """
         models = dict.fromkeys(s.model for s in waiting if s.model != self.model)
-        return min(models, key=lambda model: self._last_turn.get(model, 0), default=None)
+        chosen = min(models, key=lambda model: self._last_turn.get(model, 0), default=None)
+        if chosen is not None:
+            self._count(chosen)
+        return chosen
+
+    def _count(self, model: str) -> None:
+        self._num_turns += 1
+        self._last_turn[model] = self._num_turns

@@ -128,7 +128,8 @@ class Worker:
             self._flush()
             if step is not None:
                 self._run_step(step)
-        except Exception as error:
+        except BaseException as error:
+            # a panic in Rust code, as of a tokenizer, is no Exception
             logger.exception("a step of the engine failed")
             failure = failure_of(error)
             # the traceback holds arrays of the failed step
@@ -142,7 +143,10 @@ class Worker:
         self._flush(is_alive=False)
         while not self._commands.empty():
             self._commands.get()()
-        self._fail(self._scheduler.sequences(), EngineStopped())
+        try:
+            self._fail(self._scheduler.sequences(), EngineStopped())
+        except Exception:
+            logger.exception("the state of the last sequences is lost")
         self._flush(is_alive=False)
         # last, since what was cut off leaves KV state that is written to disk
         self._slot.unload()
@@ -157,20 +161,20 @@ class Worker:
 
     def _run_step(self, step: Step) -> None:
         began = time.monotonic()
-        num_tokens = 0
+        num_tokens, prefill_s = 0, 0.0
         try:
             if isinstance(step, LoadStep):
                 self._load(step.model)
             elif isinstance(step, PrepareStep):
                 self._prepare(step.sequence)
             elif isinstance(step, PrefillStep):
-                num_tokens = self._prefill(step)
+                num_tokens, prefill_s = self._prefill(step)
             else:
                 self._decode()
         except ServerError as error:
             logger.info("refused: %s", error.message)
             self._fail(self._concerned(step), error)
-        self._scheduler.ran(step, time.monotonic() - began, num_tokens)
+        self._scheduler.ran(step, time.monotonic() - began, num_tokens, prefill_s)
 
     def _recover(self, step: Step | None, failure: ServerError) -> None:
         """No KV state outlives a failure on the device, so all that had some goes with it."""
@@ -219,15 +223,17 @@ class Worker:
         self._slot.runner.prepare(sequence)
         for sibling in self._siblings(sequence):
             sibling.prompt = sequence.prompt
+            sibling.images = ()
 
     def _siblings(self, sequence: Sequence) -> list[Sequence]:
         """The waiting sequences of the same request, which have the same prompt."""
         return [s for s in self._scheduler.waiting if s.request is sequence.request]
 
-    def _prefill(self, step: PrefillStep) -> int:
-        """Returns the number of prompt tokens that ran."""
+    def _prefill(self, step: PrefillStep) -> tuple[int, float]:
+        """Returns the number of prompt tokens that ran, and the seconds that they took."""
         assert self._slot.runner is not None
         sequence = step.sequence
+        began = time.monotonic()
         try:
             result = self._slot.runner.prefill(sequence, step.max_tokens)
         except ServerError:
@@ -237,11 +243,12 @@ class Worker:
             error.__traceback__ = None
             self._slot.runner.forget(sequence)
             raise failure_of(error) from None
+        prefill_s = time.monotonic() - began
         self._emit(sequence, result.event)
         if isinstance(result.event, Started):
             self._scheduler.prefilled(sequence)
             self._answer(self._slot.runner, [self._slot.runner.join(sequence)])
-        return result.num_tokens
+        return result.num_tokens, prefill_s
 
     def _decode(self) -> None:
         assert self._slot.runner is not None
@@ -260,9 +267,9 @@ class Worker:
         """Cut the answers, and refuse the prompts, whose time is up."""
         now = time.monotonic()
         for sequence in [s for s in self._scheduler.sequences() if s.deadline <= now]:
-            if sequence in self._scheduler.running:
-                assert self._slot.runner is not None
-                self._emit(sequence, self._slot.runner.cut(sequence))
+            runner = self._slot.runner
+            if runner is not None and runner.can_cut(sequence):
+                self._emit(sequence, runner.cut(sequence))
                 self._scheduler.finish(sequence)
             else:
                 self._fail([sequence], ModelUnavailable("The request's time was up before it ran."))
@@ -273,14 +280,15 @@ class Worker:
             self._scheduler.add(sequence, now)
 
     def _abort(self, request_id: str) -> None:
-        for sequence in self._scheduler.sequences():
-            if sequence.request.request_id == request_id:
-                self._drop(sequence)
+        self._drop([s for s in self._scheduler.sequences() if s.request.request_id == request_id])
 
-    def _drop(self, sequence: Sequence) -> None:
-        if self._slot.runner is not None:
-            self._slot.runner.drop(sequence)
-        self._scheduler.finish(sequence)
+    def _drop(self, sequences: list[Sequence]) -> None:
+        # first of all, so that none of them runs for nobody if putting one away fails
+        for sequence in sequences:
+            self._scheduler.finish(sequence)
+        for sequence in sequences:
+            if self._slot.runner is not None:
+                self._slot.runner.drop(sequence)
 
     def _preload(self, model: str) -> None:
         if self._scheduler.has_work or self._slot.model_id is not None or self._is_stopping:
@@ -290,8 +298,7 @@ class Worker:
     def _clear_prefix_cache(self, before: Future[PrefixCacheStats]) -> None:
         if before.set_running_or_notify_cancel():
             stats = self._prefix_cache_stats()
-            if self._slot.runner is not None:
-                self._slot.runner.prefix_cache.clear(disk=True)
+            self._slot.clear_prefix_cache()
             before.set_result(stats)
 
     def _prefix_cache_stats(self) -> PrefixCacheStats:
@@ -303,8 +310,8 @@ class Worker:
 
     def _fail(self, sequences: list[Sequence], error: ServerError) -> None:
         for sequence in sequences:
-            self._drop(sequence)
             self._emit(sequence, error)
+        self._drop(sequences)
 
     def _emit(self, sequence: Sequence, event: GenerationEvent | ServerError) -> None:
         self._outbox.append((sequence, event))
@@ -324,7 +331,7 @@ class Worker:
             self._post(outbox)
 
 
-def failure_of(error: Exception) -> ServerError:
+def failure_of(error: BaseException) -> ServerError:
     """What a client is told of an exception of the model; its text stays in the log."""
     if any(mark in str(error).lower() for mark in OUT_OF_MEMORY_MARKS):
         return ModelUnavailable(
