@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import checkpoints
-from benchmarks.client import RequestFailed
-from benchmarks.machine import Blas
+from benchmarks.client import NothingToMeasure, RequestFailed
+from benchmarks.machine import Blas, environment
 from benchmarks.report import Figure, Samples
 from benchmarks.servers import OURS, ROOT, Kind, Server, StartFailed, serve
 from benchmarks.texts import Writer
@@ -22,11 +23,12 @@ FAILURES = (
     OSError,
     EOFError,
     TimeoutError,
-    ArithmeticError,
-    IndexError,
+    subprocess.SubprocessError,
+    NothingToMeasure,
     RequestFailed,
     StartFailed,
 )
+"""What a server may do wrong; a mistake of the benchmarks' own ends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class Bench:
     def folder(self, name: str) -> Path:
         """An empty one, for what a server keeps on disk."""
         folder = self.work_dir / "state" / name
-        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        if folder.exists():
+            shutil.rmtree(folder)
         folder.mkdir(parents=True)
         return folder
 
@@ -111,8 +114,6 @@ def collect(scenario: Scenario, bench: Bench, kind: Kind) -> Samples:
 
 def run_bare(bench: Bench, *arguments: Any) -> float:
     """The one number that benchmarks/bare.py prints, run with the BLAS that servers get."""
-    from benchmarks.machine import environment
-
     command = [sys.executable, "-m", "benchmarks.bare", str(bench.model), *map(str, arguments)]
     answer = subprocess.run(
         command,

@@ -26,6 +26,10 @@ class RequestFailed(Exception):
         self.status = status
 
 
+class NothingToMeasure(Exception):
+    """The answer lacks what a figure is made from."""
+
+
 @dataclass(slots=True)
 class Answer:
     """What came back. `text_times` are the moments at which pieces of text arrived; all moments are
@@ -36,6 +40,8 @@ class Answer:
     ended_at: float = 0.0
     text: str = ""
     finish_reason: str | None = None
+    error: Mapping[str, Any] | None = None
+    """What a stream that had begun says of its failure."""
     usage: dict[str, Any] = field(default_factory=dict)
     text_times: list[float] = field(default_factory=list)
 
@@ -45,6 +51,9 @@ class Answer:
 
     @property
     def first_text_s(self) -> float:
+        """Raises NothingToMeasure, as all figures do that an answer may lack."""
+        if not self.text_times:
+            raise NothingToMeasure("an answer without text")
         return self.text_times[0] - self.sent_at
 
     @property
@@ -55,7 +64,10 @@ class Answer:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return int(self.usage.get("prompt_tokens", self.usage.get("input_tokens", 0)))
+        count = self.usage.get("prompt_tokens", self.usage.get("input_tokens"))
+        if not count:
+            raise NothingToMeasure("an answer that does not count the prompt's tokens")
+        return int(count)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -65,11 +77,14 @@ class Answer:
     @property
     def tokens_per_s(self) -> float:
         """Of the decoding alone: without the time to the first text."""
+        if len(set(self.text_times)) < 2:
+            raise NothingToMeasure("an answer in one piece")
         return (self.num_tokens - 1) / (self.text_times[-1] - self.text_times[0])
 
     def add(self, frame: Mapping[str, Any], now: float) -> bool:
         """Take in a frame of a stream or a whole answer; True if it brought text."""
         self.usage = dict(frame.get("usage") or self.usage)
+        self.error = frame.get("error") or self.error
         has_text = False
         for choice in frame.get("choices") or ():
             self.finish_reason = choice.get("finish_reason") or self.finish_reason

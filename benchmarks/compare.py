@@ -13,7 +13,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -43,6 +43,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *endings.SCENARIOS,
     *footprint.SCENARIOS,
 )
+NUMBERS = tuple(scenario.number for scenario in SCENARIOS)
 # The other rows are about swaps and processes, for which the model matters little.
 ROWS_OF_WINDOWS = ("1", "2", "3", "4", "4b", "5", "8")
 
@@ -55,10 +56,9 @@ class Options:
     json: Path | None
 
 
-def parse(argv: Sequence[str] | None) -> Options:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    known = [scenario.number for scenario in SCENARIOS]
-    parser.add_argument("--only", help=f"rows, of {', '.join(known)}")
+    parser.add_argument("--only", type=some_of(NUMBERS), help=f"rows, of {', '.join(NUMBERS)}")
     parser.add_argument("--runs", type=int, help="medians are of that many (default: 5)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
     parser.add_argument(
@@ -67,13 +67,33 @@ def parse(argv: Sequence[str] | None) -> Options:
         choices=[checkpoints.SMOLLM2, checkpoints.WINDOWS],
         help="the second is random, with sliding windows (default: %(default)s)",
     )
-    parser.add_argument("--servers", default=",".join(KINDS), help="default: %(default)s")
+    parser.add_argument(
+        "--servers",
+        type=some_of(KINDS),
+        default=",".join(KINDS),
+        help="default: %(default)s",
+    )
     parser.add_argument("--threads", type=int, help="of the BLAS (default: what ours takes)")
     parser.add_argument("--limit-s", type=float, default=300.0, help="for one step of a row")
     parser.add_argument("--work-dir", type=Path, default=ServerConfig().cache_dir / "benchmarks")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
-    args = parser.parse_args(argv)
-    everything = known if args.model == checkpoints.SMOLLM2 else ROWS_OF_WINDOWS
+    return parser
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        named = text.split(",")
+        if unknown := [name for name in named if name not in known]:
+            wanted = f"must be some of {', '.join(known)}, not {', '.join(unknown)!r}"
+            raise argparse.ArgumentTypeError(wanted)
+        return named
+
+    return parse
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    args = build_parser().parse_args(argv)
+    everything = NUMBERS if args.model == checkpoints.SMOLLM2 else ROWS_OF_WINDOWS
     bench = Bench(
         model_name=args.model,
         blas=find_blas(args.threads),
@@ -82,9 +102,8 @@ def parse(argv: Sequence[str] | None) -> Options:
         is_quick=args.quick,
         limit_s=args.limit_s,
     )
-    numbers = args.only.split(",") if args.only else everything
-    kinds = [kind for kind in KINDS if kind in args.servers.split(",")]
-    return Options(bench, numbers, kinds, args.json)
+    kinds = [kind for kind in KINDS if kind in args.servers]
+    return Options(bench, args.only or everything, kinds, args.json)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
 """How the time of a decode step grows with the rows of the batch and the length of their KV state.
 
-    .venv/bin/python benchmarks/growth.py [--rows 1,2,4,8,16,32] [--lengths 512,2048,8192]
+    .venv/bin/python benchmarks/growth.py [--rows 1,2,4,8,16,32] [--lengths 512,2048,8000]
 
 The engine's runner in this process. The KV state is made up and found by the prefix cache, since
 reading prompts of such lengths would take hours on a CPU. Prints a table of milliseconds and draws

@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from benchmarks.client import RequestFailed, ask, get_json
 from benchmarks.machine import Blas, cpu_s, environment, parse_blas, rss_bytes
@@ -26,7 +26,6 @@ STOP_S = 8.0
 Kind = Literal["mlx_server", "mlx_lm", "mlx_vlm"]
 KINDS: tuple[Kind, ...] = ("mlx_server", "mlx_lm", "mlx_vlm")
 OURS: Kind = "mlx_server"
-Result = TypeVar("Result")
 
 
 class StartFailed(Exception):
@@ -161,13 +160,3 @@ def end(process: subprocess.Popen[bytes], patience_s: float = STOP_S) -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait(patience_s)
-
-
-def within(limit_s: float, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run it from code that is not async; raises TimeoutError."""
-
-    async def limited() -> Result:
-        async with asyncio.timeout(limit_s):
-            return await work
-
-    return asyncio.run(limited())

@@ -8,14 +8,18 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from benchmarks.client import Answer
 from benchmarks.texts import Writer
 
-NEAR_TIE = 0.02
-"""Difference of the two likeliest tokens' logprobs that rounding may turn over: rows of a batch are
-computed in other orders than a lone one.
+NEAR_TIE = 1e-3
+"""Difference of the two likeliest tokens' logprobs that rounding may turn over, in single
+precision: rows of a batch are computed in other orders than a lone one.
 """
+WHOLE = ("stop", "length")
+"""How an answer ends that nobody has cut off."""
+Verdict = Literal["same", "tie", "wrong", "broken off"]
 COLOURS = ("red", "green", "blue", "white", "black", "orange")
 
 
@@ -31,13 +35,19 @@ class Expected:
 
     text: str
     finish_reason: str | None
+    num_tokens: int
     ties: tuple[tuple[int, int], ...]
 
-    def judge(self, text: str, finish_reason: str | None) -> str:
-        """`same`, `tie` if it first differs where either of two tokens may come, or `wrong`."""
-        if (text, finish_reason) == (self.text, self.finish_reason):
+    def judge(self, answer: Answer) -> Verdict:
+        """`tie` if it first differs where either of two tokens may come."""
+        if answer.error is not None or answer.finish_reason not in WHOLE:
+            return "broken off"
+        # the request allowed at least as many
+        if answer.finish_reason == "length" and answer.num_tokens < self.num_tokens:
+            return "broken off"
+        if (answer.text, answer.finish_reason) == (self.text, self.finish_reason):
             return "same"
-        place = first_difference(text, self.text)
+        place = first_difference(answer.text, self.text)
         return "tie" if any(start <= place <= end for start, end in self.ties) else "wrong"
 
 
@@ -48,14 +58,16 @@ def first_difference(one: str, other: str) -> int:
 
 def expected_of(choice: Mapping[str, Any]) -> Expected:
     """Of an answer that was asked for with the logprobs of two tokens at each place."""
+    entries = choice["logprobs"]["content"]
     ties, start = [], 0
-    for entry in choice["logprobs"]["content"]:
+    for entry in entries:
         end = start + len(entry["token"])
         top = sorted((t["logprob"] for t in entry["top_logprobs"]), reverse=True)
-        if len(top) > 1 and top[0] - top[1] < NEAR_TIE:
+        if len(top) > 1 and top[0] - top[1] <= NEAR_TIE:
             ties.append((start, end))
         start = end
-    return Expected(choice["message"]["content"] or "", choice["finish_reason"], tuple(ties))
+    text = choice["message"]["content"] or ""
+    return Expected(text, choice["finish_reason"], len(entries), tuple(ties))
 
 
 def draw(models: Mapping[Path, bool], count: int, seed: int) -> list[Request]:

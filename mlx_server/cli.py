@@ -13,6 +13,13 @@ from mlx_server.config import GIB, MIB, EngineConfig, KVQuantisation, MediaLimit
 from mlx_server.option_values import NO_ORIGINS, api_key_of
 from mlx_server.options import API_KEY_VARIABLE, DEFAULT_KV, DEFAULTS, build_parser
 
+NEEDED = {
+    "--kv-group-size": "--kv-bits",
+    "--quantized-kv-start": "--kv-bits",
+    "--prefix-cache-disk-gb": "--prefix-cache-dir",
+}
+"""Options that mean nothing without another one."""
+
 
 def parse_args(
     argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
@@ -26,16 +33,10 @@ def parse_args(
             api_key = api_key_of(environment[API_KEY_VARIABLE])
         except argparse.ArgumentTypeError as error:
             parser.error(f"environment variable {API_KEY_VARIABLE}: {error}")
-    if options.kv_bits is None:
-        for name in ("kv_group_size", "quantized_kv_start"):
-            if getattr(options, name) is not None:
-                parser.error(f"argument --{name.replace('_', '-')}: needs --kv-bits as well")
-    aliases = dict(options.alias)
-    if len(aliases) < len(options.alias):
-        parser.error("argument --alias: gives the same NAME twice")
+    refuse_contradictions(parser, options)
     return ServerConfig(
         models=tuple(options.model or DEFAULTS.models),
-        aliases=aliases,
+        aliases=dict(options.alias),
         host=options.host,
         port=options.port,
         api_key=api_key,
@@ -50,20 +51,40 @@ def parse_args(
     )
 
 
+def refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exits for options that are good by themselves but not with the others."""
+    for name, needed in NEEDED.items():
+        if value_of(options, name) is not None and value_of(options, needed) is None:
+            parser.error(f"argument {name}: needs {needed} as well")
+    if (options.max_num_seqs or 0) > options.max_waiting:
+        parser.error(
+            "argument --max-num-seqs: must not be above --max-waiting, which is "
+            f"{options.max_waiting} and counts those that are written as well"
+        )
+    if len(dict(options.alias)) < len(options.alias):
+        parser.error("argument --alias: gives the same NAME twice")
+
+
+def value_of(options: argparse.Namespace, name: str) -> object:
+    return getattr(options, name.removeprefix("--").replace("-", "_"))
+
+
 def engine_config_of(options: argparse.Namespace) -> EngineConfig:
-    cache_gb, memory_gb = options.prefix_cache_gb, options.memory_limit_gb
+    engine = DEFAULTS.engine
     return EngineConfig(
         prefill_step_size=options.prefill_step_size,
         context_length=options.context_length,
         default_max_tokens=options.default_max_tokens,
-        memory_limit_bytes=None if memory_gb is None else int(memory_gb * GIB),
-        prefix_cache_bytes=None if cache_gb is None else int(cache_gb * GIB),
+        memory_limit_bytes=bytes_of(options.memory_limit_gb),
+        prefix_cache_bytes=bytes_of(options.prefix_cache_gb),
         kv_quantisation=kv_quantisation_of(options),
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=options.max_num_seqs or engine.max_num_seqs,
         max_decode_stall_s=options.max_decode_stall_ms / 1000,
         swap_patience_s=options.swap_patience_s,
         prefix_cache_dir=options.prefix_cache_dir,
-        prefix_cache_disk_bytes=int(options.prefix_cache_disk_gb * GIB),
+        prefix_cache_disk_bytes=(
+            bytes_of(options.prefix_cache_disk_gb) or engine.prefix_cache_disk_bytes
+        ),
         max_waiting=options.max_waiting,
         request_timeout_s=options.request_timeout_s,
         cpu_dtype=options.cpu_dtype,
@@ -73,6 +94,10 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
             max_image_bytes=int(options.max_image_mb * MIB),
         ),
     )
+
+
+def bytes_of(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * GIB)
 
 
 def kv_quantisation_of(options: argparse.Namespace) -> KVQuantisation | None:

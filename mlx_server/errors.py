@@ -2,8 +2,8 @@
 
 ServerError
 ├── InvalidRequest                 the client must change the request
-│   ├── ContextLengthExceeded      prompt (and completion) do not fit the model's context
-│   ├── InsufficientMemory         they do not fit the memory beside the model
+│   ├── ContextLengthExceeded      the prompt does not fit the model's context
+│   ├── InsufficientMemory         prompt and answer do not fit the memory beside the model
 │   └── UnsupportedParameter       a known field that this model or server does not honour
 ├── ModelNotFound                  no such name in the catalog
 ├── RequestNotFound                no such request under way
@@ -127,8 +127,8 @@ class ModelTooLarge(ModelLoadFailed):
 
     def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
         super().__init__(
-            f"The model needs {needed_bytes / GIB:.2f} GB of memory, but this server may use "
-            f"{limit_bytes / GIB:.2f} GB. Choose a smaller or more strongly quantised model, or "
+            f"The model needs {needed_bytes / GIB:.2f} GiB of memory, but this server may use "
+            f"{limit_bytes / GIB:.2f} GiB. Choose a smaller or more strongly quantised model, or "
             "start the server with a higher --memory-limit-gb."
         )
 

@@ -34,10 +34,16 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_model_options(parser.add_argument_group("models"))
-    add_http_options(parser.add_argument_group("HTTP"))
-    add_limit_options(parser.add_argument_group("limits"))
+    http = parser.add_argument_group("HTTP")
+    add_access_options(http)
+    add_stream_options(http)
+    limits = parser.add_argument_group("limits")
+    add_size_options(limits)
+    add_load_options(limits)
     add_scheduling_options(parser.add_argument_group("scheduling"))
-    add_kv_options(parser.add_argument_group("KV state"))
+    kv_state = parser.add_argument_group("KV state")
+    add_prefix_cache_options(kv_state)
+    add_quantisation_options(kv_state)
     add_image_options(parser.add_argument_group("images"))
     add_operation_options(parser.add_argument_group("operation"))
     return parser
@@ -82,7 +88,7 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_http_options(group: argparse._ArgumentGroup) -> None:
+def add_access_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--host",
         type=non_empty,
@@ -111,6 +117,9 @@ def add_http_options(group: argparse._ArgumentGroup) -> None:
         f"given more than once; '{LOCAL_PAGES}' is all that this machine serves, '*' every origin, "
         f"'{NO_ORIGINS}' none (default: {' '.join(DEFAULTS.cors_origins)})",
     )
+
+
+def add_stream_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--heartbeat-s",
         type=number_above(0),
@@ -125,7 +134,7 @@ def add_http_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_limit_options(group: argparse._ArgumentGroup) -> None:
+def add_size_options(group: argparse._ArgumentGroup) -> None:
     engine = DEFAULTS.engine
     group.add_argument(
         "--max-body-mb",
@@ -149,12 +158,16 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         help="longest answer to a request that sets no limit (default: up to the end of the "
         "context)",
     )
+
+
+def add_load_options(group: argparse._ArgumentGroup) -> None:
+    engine = DEFAULTS.engine
     group.add_argument(
         "--max-waiting",
         type=whole_number(1),
         default=engine.max_waiting,
         metavar="N",
-        help="answers that are asked for at a time, further requests get status 429 "
+        help="most answers that wait or are written at a time, further requests get status 429 "
         "(default: %(default)s)",
     )
     group.add_argument(
@@ -169,7 +182,7 @@ def add_limit_options(group: argparse._ArgumentGroup) -> None:
         type=number_above(0),
         default=engine.memory_limit_bytes,
         metavar="GIB",
-        help="memory in GiB for models and all that is computed with them "
+        help="memory in GiB for models, KV state and what it takes to compute text "
         "(default: what the device recommends, on a CPU most of what is free)",
     )
 
@@ -179,17 +192,17 @@ def add_scheduling_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-num-seqs",
         type=whole_number(1),
-        default=engine.max_num_seqs,
         metavar="N",
-        help="answers that are written at a time, further ones wait (default: %(default)s)",
+        help="answers that are written at a time, further ones wait; no more than --max-waiting "
+        f"(default: {engine.max_num_seqs})",
     )
     group.add_argument(
         "--max-decode-stall-ms",
         type=number_above(0),
         default=engine.max_decode_stall_s * 1000,
         metavar="MS",
-        help="running answers wait no longer than this for the next piece of a new prompt "
-        "(default: %(default)g)",
+        help="running answers wait no longer than this for the next piece of a new prompt, if "
+        "their model takes prompts in pieces (default: %(default)g)",
     )
     group.add_argument(
         "--swap-patience-s",
@@ -209,7 +222,7 @@ def add_scheduling_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_kv_options(group: argparse._ArgumentGroup) -> None:
+def add_prefix_cache_options(group: argparse._ArgumentGroup) -> None:
     engine = DEFAULTS.engine
     group.add_argument(
         "--prefix-cache-gb",
@@ -230,15 +243,19 @@ def add_kv_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prefix-cache-disk-gb",
         type=number_above(0),
-        default=engine.prefix_cache_disk_bytes / GIB,
         metavar="GIB",
-        help="most that --prefix-cache-dir may take in GiB (default: %(default)g)",
+        help="most that --prefix-cache-dir may take in GiB "
+        f"(default: {engine.prefix_cache_disk_bytes / GIB:g})",
     )
+
+
+def add_quantisation_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-bits",
         type=int,
         choices=(4, 8),
-        help="keep keys and values in so many bits; saves memory and costs some exactness "
+        help="keep keys and values in so many bits; saves memory and costs some exactness; sliding "
+        "windows, recurrent state and the last of more than two layers stay exact "
         "(default: as the model computes them)",
     )
     group.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,14 @@ from benchmarks.client import Answer, ask
 
 def answer_of(sent_at: float, ended_at: float, *, num_tokens: int) -> Answer:
     return Answer(sent_at, ended_at, usage={"completion_tokens": num_tokens})
+
+
+def said(
+    text: str, finish_reason: str | None, num_tokens: int, *, error: Mapping[str, Any] | None = None
+) -> Answer:
+    answer = answer_of(0.0, 1.0, num_tokens=num_tokens)
+    answer.text, answer.finish_reason, answer.error = text, finish_reason, error
+    return answer
 
 
 async def ask_canned(reply: bytes) -> Answer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,3 +144,10 @@ def prompt_of(served: Served, messages: list[Body], **fields: Any) -> str:
     entry = list(runner.prefix_cache._entries.values())[-1]
     text: str = runner.loaded.tokenizer.decode(entry.keys.tolist())
     return text
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)

@@ -66,7 +66,7 @@ class SimulatedEngine:
         self.began: dict[int, float] = {}
         self.served: list[int] = []
         self.longest_stall_s = 0.0
-        self.longest_first_stall_s = 0.0
+        self.longest_burst_stall_s = 0.0
         self._open: dict[int, _Open] = {}
         self._clients: list[list[str]] = []
 
@@ -152,8 +152,9 @@ class SimulatedEngine:
             one = self._open[sequence.uid]
             assert one.last_token_at is not None
             stall = self.now - one.last_token_at
+            # the first token came with the end of the prompt
             if one.num_tokens == 0:
-                self.longest_first_stall_s = max(self.longest_first_stall_s, stall)
+                self.longest_burst_stall_s = max(self.longest_burst_stall_s, stall)
             else:
                 self.longest_stall_s = max(self.longest_stall_s, stall)
             one.last_token_at = self.now

@@ -7,13 +7,15 @@ import math
 import os
 import threading
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks.bare import bare_row
 from benchmarks.bench import Bench, Scenario, collect
-from benchmarks.client import RequestFailed
+from benchmarks.client import Answer, NothingToMeasure, RequestFailed
+from benchmarks.compare import build_parser
 from benchmarks.machine import (
     Blas,
     cpu_s,
@@ -26,12 +28,12 @@ from benchmarks.machine import (
 from benchmarks.overhead import module_of
 from benchmarks.report import Figure, Samples, advantage, format_value, head, longest_gap, row
 from benchmarks.scenarios.streams import total_rate
-from benchmarks.servers import OURS, Kind, command_of
-from benchmarks.soak import mb_per_minute
+from benchmarks.servers import KINDS, OURS, Kind, command_of
+from benchmarks.soak import Outcome
 from benchmarks.soak_requests import Expected, draw, expected_of
 from benchmarks.svg import line_chart, nice_ceiling
 from benchmarks.texts import Writer
-from tests.benchmark_answers import CountingModel, answer_of, ask_canned
+from tests.benchmark_answers import CountingModel, answer_of, ask_canned, said
 from tests.tiny.checkpoints import tiny_llama
 
 
@@ -75,6 +77,19 @@ def test_the_total_rate_is_over_the_whole_time_and_the_tokens_of_usage() -> None
     assert total_rate(answers) == 10.0
 
 
+def test_what_an_answer_lacks_is_no_figure() -> None:
+    silent, at_once = Answer(sent_at=1.0), Answer(sent_at=1.0, text_times=[2.0, 2.0])
+    for lacking in (
+        lambda: silent.first_text_s,
+        lambda: silent.tokens_per_s,
+        lambda: at_once.tokens_per_s,
+        lambda: silent.num_prompt_tokens,
+        lambda: total_rate([answer_of(10.0, 14.0, num_tokens=0)]),
+    ):
+        with pytest.raises(NothingToMeasure):
+            lacking()
+
+
 def test_the_blas_is_read_from_the_line_of_the_log() -> None:
     assert parse_blas("OpenBLAS 0.3 X from /a/b.so, threads: 2") == Blas(
         "/a/b.so", 2, "OpenBLAS 0.3 X"
@@ -114,6 +129,47 @@ def test_what_a_server_gave_before_it_failed_is_kept() -> None:
     assert samples.failure == "TimeoutError: too slow"
 
 
+@pytest.mark.parametrize("mistake", [IndexError, ZeroDivisionError])
+def test_a_mistake_of_the_benchmark_is_no_failure_of_the_server(mistake: type[Exception]) -> None:
+    def measure(bench: Bench, kind: Kind, samples: Samples) -> None:
+        raise mistake
+
+    bench = Bench("m", Blas(None, 1, ""), Path(), 1, True, 1.0)
+    with pytest.raises(mistake):
+        collect(Scenario("1", "", (), measure), bench, OURS)
+
+
+def test_the_folder_of_a_server_is_empty_each_time(tmp_path: Path) -> None:
+    bench = Bench("m", Blas(None, 1, ""), tmp_path, 1, True, 1.0)
+    (bench.folder("a") / "left").touch()
+    assert list(bench.folder("a").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (
+            ["--servers", "mlx_server,vllm"],
+            "must be some of mlx_server, mlx_lm, mlx_vlm, not 'vllm'",
+        ),
+        (["--servers", ""], "argument --servers: must be some of"),
+        (["--only", "2,99"], "argument --only: must be some of 1, 2, 3,"),
+    ],
+)
+def test_rows_and_servers_that_do_not_exist_are_refused(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(arguments)
+    assert reason in capsys.readouterr().err
+
+
+def test_rows_and_servers_are_taken_as_named() -> None:
+    args = build_parser().parse_args(["--only", "8,4b", "--servers", "mlx_lm"])
+    assert (args.only, args.servers) == (["8", "4b"], ["mlx_lm"])
+    assert build_parser().parse_args([]).servers == list(KINDS)
+
+
 def test_prompts_have_their_length_and_differ_by_their_name(tmp_path: Path) -> None:
     writer = Writer(tiny_llama(tmp_path / "m"))
     assert len(writer.token_ids(100, "a")) == 100
@@ -130,27 +186,73 @@ def test_time_is_put_down_to_files_of_ours_and_to_packages_of_others() -> None:
 
 def test_the_slope_of_memory_is_that_of_the_second_half() -> None:
     memory = [(0.0, 0), (30.0, 500_000_000), (60.0, 500_000_000), (90.0, 501_000_000)]
-    assert mb_per_minute(memory) == pytest.approx(2.0)
-    assert mb_per_minute(memory[:1]) == 0.0
+    assert Outcome(memory=memory).mb_per_minute == pytest.approx(2.0)
+    assert Outcome(memory=memory[:1]).mb_per_minute == 0.0
+
+
+@pytest.mark.parametrize(("mb_per_minute", "is_good"), [(-9.0, True), (1.9, True), (2.1, False)])
+def test_a_soak_is_good_while_its_memory_hardly_grows(mb_per_minute: float, is_good: bool) -> None:
+    memory = [(60.0 * i, int(5e8 + 1e6 * mb_per_minute * i)) for i in range(8)]
+    assert Outcome(memory=memory).is_good == is_good
+
+
+@pytest.mark.parametrize("kind", ["wrong", "4xx", "5xx", "broken off", "left over"])
+def test_one_bad_answer_spoils_a_soak(kind: str) -> None:
+    assert Outcome(Counter(same=99, tie=3, left=2)).is_good
+    assert not Outcome(Counter({"same": 99, kind: 1})).is_good
+
+
+def entry(token: str, *logprobs: float) -> dict[str, object]:
+    return {"token": token, "top_logprobs": [{"logprob": value} for value in logprobs]}
+
+
+ALONE = expected_of(
+    {
+        "logprobs": {
+            "content": [entry("ab", -0.1, -3.0), entry("cd", -0.69, -0.6905), entry("ef", -1, -1.1)]
+        },
+        "message": {"content": "abcdef"},
+        "finish_reason": "length",
+    }
+)
+
+
+def test_tokens_are_as_likely_as_each_other_within_a_thousandth() -> None:
+    assert Expected("abcdef", "length", 3, ((2, 4),)) == ALONE
 
 
 def test_an_answer_may_differ_only_from_where_two_tokens_were_as_likely() -> None:
-    def entry(token: str, *logprobs: float) -> dict[str, object]:
-        return {"token": token, "top_logprobs": [{"logprob": value} for value in logprobs]}
+    assert ALONE.judge(said("abcdef", "length", 3)) == "same"
+    assert ALONE.judge(said("abXYZ", "length", 3)) == "tie"
+    assert ALONE.judge(said("abX", "stop", 2)) == "tie"
+    assert ALONE.judge(said("aXcdef", "length", 3)) == "wrong"
+    assert ALONE.judge(said("abcdef", "stop", 3)) == "wrong"
 
-    content = [entry("ab", -0.1, -3.0), entry("cd", -0.69, -0.7), entry("ef", -0.1, -3.0)]
-    expected = expected_of(
-        {
-            "logprobs": {"content": content},
-            "message": {"content": "abcdef"},
-            "finish_reason": "length",
-        }
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said("ab", "length", 1),
+        said("abX", "length", 2),
+        said("ab", None, 1),
+        said("ab", "error", 1, error={"code": "generation_failed"}),
+        said("abcdef", "length", 3, error={"code": "generation_failed"}),
+    ],
+    ids=["short", "short behind a tie", "no reason", "error", "error behind all of it"],
+)
+def test_an_answer_that_breaks_off_is_bad_even_at_a_tie(answer: Answer) -> None:
+    assert ALONE.judge(answer) == "broken off"
+
+
+def test_a_stream_may_end_with_an_error() -> None:
+    stream = (
+        b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+        b'data: {"choices": [{"delta": {}, "finish_reason": "error"}], "error": {"code": "x"}}\n\n'
+        b"data: [DONE]\n\n"
     )
-    assert expected == Expected("abcdef", "length", ((2, 4),))
-    assert expected.judge("abcdef", "length") == "same"
-    assert expected.judge("abXYZ", "length") == "tie"
-    assert expected.judge("aXcdef", "length") == "wrong"
-    assert expected.judge("abcdef", "stop") == "wrong"
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(stream), stream)
+    answer = asyncio.run(ask_canned(reply))
+    assert (answer.text, answer.finish_reason, answer.error) == ("a", "error", {"code": "x"})
 
 
 def test_requests_of_a_seed_are_always_the_same_and_go_to_every_model(tmp_path: Path) -> None:

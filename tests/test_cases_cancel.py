@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from mlx_server.config import ServerConfig
 from tests.scripted import Script
-from tests.scripted_server import CHAT, Served, chat_body, scripted_server
+from tests.scripted_server import CHAT, Served, chat_body, scripted_server, wait_for
 
 HEADER = {"x-request-id": "mine/1"}
 
@@ -34,13 +33,6 @@ def served(script: Script, other: Script, tmp_path: Path) -> Iterator[Served]:
         yield served
         script.gate.set()
         other.gate.set()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def requests(served: Served) -> list[dict[str, Any]]:

@@ -51,7 +51,9 @@ EFFECTS = {
     "--memory-limit-gb 1.5": engine(memory_limit_bytes=1536 * MIB),
     "--prefix-cache-gb 0": engine(prefix_cache_bytes=0),
     f"--prefix-cache-dir {TMP}": engine(prefix_cache_dir=TMP),
-    "--prefix-cache-disk-gb 0.5": engine(prefix_cache_disk_bytes=GIB // 2),
+    f"--prefix-cache-disk-gb 0.5 --prefix-cache-dir {TMP}": engine(
+        prefix_cache_dir=TMP, prefix_cache_disk_bytes=GIB // 2
+    ),
     "--prefill-step-size 64": engine(prefill_step_size=64),
     "--allow-private-image-urls": media(allow_private_urls=True),
     "--max-image-mb 1": media(max_image_bytes=MIB),
@@ -119,6 +121,12 @@ def test_an_empty_key_in_the_environment_is_none() -> None:
         (["--kv-bits", "3"], "argument --kv-bits: invalid choice"),
         (["--kv-group-size", "64"], "argument --kv-group-size: needs --kv-bits as well"),
         (["--quantized-kv-start", "9"], "argument --quantized-kv-start: needs --kv-bits as well"),
+        (["--prefix-cache-disk-gb", "9"], "--prefix-cache-disk-gb: needs --prefix-cache-dir"),
+        (
+            ["--max-num-seqs", "257"],
+            "--max-num-seqs: must not be above --max-waiting, which is 256",
+        ),
+        (["--max-num-seqs", "3", "--max-waiting", "2"], "--max-waiting, which is 2 and counts"),
         (["--max-waiting", "1.5"], "must be a whole number of 1 or more, not '1.5'"),
         (["--max-body-mb", "0"], "must be a number above 0, not '0'"),
         (["--heartbeat-s", "nan"], "must be a number above 0, not 'nan'"),
@@ -158,6 +166,11 @@ def test_a_bad_key_in_the_environment_exits_with_2_and_is_not_shown(
     printed = capsys.readouterr().err
     assert "environment variable MLX_SERVER_API_KEY: must be printable ASCII" in printed
     assert "bad key" not in printed
+
+
+def test_as_many_answers_may_be_written_as_may_wait() -> None:
+    arguments = ["--max-num-seqs", "300", "--max-waiting", "300"]
+    assert parse_args(arguments, {}) == engine(max_num_seqs=300, max_waiting=300)
 
 
 def test_the_folder_of_the_prefix_cache_is_made(tmp_path: Path) -> None:

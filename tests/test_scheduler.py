@@ -461,7 +461,7 @@ def test_no_running_answer_waits_longer_than_allowed(
     engine = SimulatedEngine(max_num_seqs=max_num_seqs, load_s=1.0)
     engine.run(arrivals)
     assert engine.longest_stall_s <= STALL_S + 2 * engine.decode_s
-    assert engine.longest_first_stall_s <= BURST_STALLS * STALL_S + 2 * engine.decode_s
+    assert engine.longest_burst_stall_s <= BURST_STALLS * STALL_S + 2 * engine.decode_s
 
 
 @pytest.mark.parametrize(("num_clients", "max_loads"), [(1, 24), (4, 6)])

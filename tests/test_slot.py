@@ -195,7 +195,7 @@ def test_b128_a_model_that_cannot_fit_is_refused_while_the_old_one_stays(
         slot.swap("b", paths["b"])
     assert raised.value.code == "insufficient_memory"
     assert "3.0" in raised.value.message
-    assert "2.00 GB" in raised.value.message
+    assert "2.00 GiB" in raised.value.message
     assert "--memory-limit-gb" in raised.value.message
     assert load.loads == ["a"]
     assert slot.runner is before

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from benchmarks import checkpoints
@@ -13,7 +10,7 @@ from benchmarks.bench import Bench, Scenario, limited, run_bare
 from benchmarks.client import Answer, ask
 from benchmarks.report import Figure, Samples
 from benchmarks.scenarios.streams import ask_all, total_rate
-from benchmarks.servers import OURS, ROOT, Kind, Server
+from benchmarks.servers import OURS, Kind, Server
 
 NUM_STREAMS = 8
 RATE = "tokens/s"
@@ -23,7 +20,6 @@ TURN = "first text of turn 2"
 COLD = "first text, cold"
 AFTER_SWAP, SWAP_SHARE = "first text after a swap away and back", "share cached after the swap"
 AFTER_RESTART, RESTART_SHARE = "first text after a restart", "share cached after the restart"
-ON_DISK = "--prefix-cache-dir"
 Messages = list[dict[str, str]]
 
 # mlx_vlm's own prefix cache is off unless it is asked for.
@@ -93,16 +89,9 @@ def on_disk(bench: Bench, kind: Kind, name: str) -> dict[str, Any]:
     folder = str(bench.folder(name))
     if kind == "mlx_vlm":
         return {"variables": {"APC_ENABLED": "1", "APC_DISK_PATH": folder}}
-    if kind == OURS and has_disk():
-        return {"options": [ON_DISK, folder]}
+    if kind == OURS:
+        return {"options": ["--prefix-cache-dir", folder]}
     return {}
-
-
-@cache
-def has_disk() -> bool:
-    command = [sys.executable, "-m", "mlx_server.main", "--help"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    return ON_DISK in answer.stdout
 
 
 def first_turn(bench: Bench, server: Server, name: str) -> tuple[Messages, Answer]:

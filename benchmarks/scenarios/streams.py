@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.bench import Bench, Scenario, limited, run_bare
-from benchmarks.client import Answer, ask
+from benchmarks.client import Answer, NothingToMeasure, ask
 from benchmarks.report import Figure, Samples
 from benchmarks.servers import Kind, Server
 
@@ -77,7 +77,10 @@ async def ask_all(
 def total_rate(answers: Sequence[Answer]) -> float:
     """Tokens that were really generated, by the time from the first request to the last answer."""
     began, ended = min(a.sent_at for a in answers), max(a.ended_at for a in answers)
-    return sum(a.num_tokens for a in answers) / (ended - began)
+    num_tokens = sum(a.num_tokens for a in answers)
+    if num_tokens == 0:
+        raise NothingToMeasure("answers without tokens")
+    return num_tokens / (ended - began)
 
 
 SCENARIOS = (

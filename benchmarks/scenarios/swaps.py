@@ -1,4 +1,4 @@
-"""Row 7: clients that ask for two models in turn, of which one fits in memory."""
+"""Row 7: clients that ask for two models in turn."""
 
 from __future__ import annotations
 

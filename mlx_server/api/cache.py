@@ -18,7 +18,10 @@ def cache_router(engine: Engine) -> APIRouter:
 
     @router.get("/cache")
     async def show_cache() -> CacheObject:
-        """Numbers of the prefix cache as they were after the last step of the engine."""
+        """Numbers of the prefix cache as they were after the last step of the engine.
+
+        All but those of the disk are of the loaded model and begin anew when another is loaded.
+        """
         return CacheObject(**cache_fields(engine.status().prefix_cache))
 
     @router.delete("/cache")

@@ -39,13 +39,15 @@ class CacheCost:
     min_slots: int = 0
 
     def bytes(self, num_tokens: int) -> int:
-        """After a prompt that came in one piece up to its last token, as `Prefill` has it."""
+        """After a prompt that came in one piece but for its end, as `Prefill` leaves it to the
+        batch: with a window the last token, without one up to LAST_PIECE tokens.
+        """
         if num_tokens <= 0:
             return 0
         if self.window is None:
             slots = -(-max(num_tokens, self.min_slots) // self.step) * self.step
         else:
-            # the last token of a prompt begins a new step, wherever it is
+            # the last token of a prompt comes alone here and begins a new step, wherever it is
             slots = max(min(num_tokens - 1 + self.step, self.window), self.min_slots)
         return self.fixed_bytes + slots * self.slot_bytes
 
@@ -124,7 +126,7 @@ def _linear_cost(short: Any, long: Any) -> CacheCost:
 def _fill(loaded: LoadedModel, num_tokens: int) -> KVCaches:
     """Caches with a prompt that is never run."""
     token_id = 0 if loaded.image_token_id != 0 else 1
-    # the last token of a prompt is left to the batch
+    # the end of a prompt, here one token, is left to the batch
     ids = [token_id] * (num_tokens + 1)
     prompt = PreparedPrompt(ids, np.array(ids, dtype=np.int64))
     prefill = Prefill(loaded, -1, prompt, PrefixCache(0), step_size=num_tokens)

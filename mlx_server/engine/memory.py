@@ -1,7 +1,8 @@
-"""Who may have how much KV state of one model, so that the device never runs out of memory.
+"""Who may have how much KV state of one model, so that no text makes the device run out of memory.
 
 A Metal allocation that fails ends the process, and Python cannot catch it: what might not fit must
-not begin. Counts only; holds no arrays and evicts nothing.
+not begin. Counts weights, KV state and what a step takes for text, not images and what the vision
+tower takes for them. Counts only; holds no arrays and evicts nothing.
 """
 
 from __future__ import annotations
