@@ -25,8 +25,8 @@ MAX_PREFILLING = 2
 MAX_OVERTAKERS = 16
 # Pictures of prepared prompts are in memory, so no more of these wait with theirs ready.
 MAX_WITH_PICTURES = 8
-# Sequences that begin together may wait for one another this many times the longest stall before
-# they go on: a decode step costs little more for all of them than for one.
+# Between their first token and their second, sequences that begin together may wait for one another
+# this many times the longest stall: a decode step costs little more for all of them than for one.
 BURST_STALLS = 16
 
 
