@@ -27,7 +27,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-TINY_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next", "qwen3_vl")
+TINY_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next", "falcon_h1", "qwen3_vl")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +40,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         "gemma3": checkpoints.tiny_gemma3,
         "gemma3_window_8": partial(checkpoints.tiny_gemma3, sliding_window=8),
         "qwen3_next": checkpoints.tiny_qwen3_next,
+        "falcon_h1": checkpoints.tiny_falcon_h1,
         "qwen3_vl": checkpoints.tiny_qwen3_vl,
     }
     root = tmp_path_factory.mktemp("tiny")

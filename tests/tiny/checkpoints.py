@@ -90,6 +90,30 @@ def tiny_qwen3_next(folder: Path) -> Path:
     return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
+def tiny_falcon_h1(folder: Path) -> Path:
+    """A hybrid whose layers keep two caches each: a recurrent state and all keys and values."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(folder, CHATML_SPECIAL, CHATML_TOKENS)
+    config = {
+        **TEXT,
+        "num_hidden_layers": 2,
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "vocab_size": vocab_size,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_heads": 4,
+        "lm_head_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": [2, 0],
+    }
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+
+
 def tiny_gemma3(folder: Path, *, sliding_window: int = 64, head_dim: int = 16) -> Path:
     """Vision, and sliding-window layers between full ones."""
     folder.mkdir(parents=True)
