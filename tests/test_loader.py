@@ -17,8 +17,8 @@ from tests.scripted import (
 )
 
 
-def test_rows_of_every_tiny_family_decode_together(tiny: LoadedModel) -> None:
-    assert tiny.can_batch
+def test_rows_of_every_tiny_family_decode_together(family: LoadedModel) -> None:
+    assert family.can_batch
 
 
 def test_a_model_with_a_cache_that_takes_no_rows_decodes_one_at_a_time(
