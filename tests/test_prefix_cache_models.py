@@ -77,7 +77,9 @@ def test_answers_after_any_history_are_those_of_a_fresh_runner(
     history.finish()
     ties = [check(family, answer, ask.sequence()) for ask, answer in history.done]
     assert sum(gap is not None for gap in ties) <= 1, "so many ties are no accident"
-    assert sum(answer.num_cached_tokens > 0 for _, answer in history.done) > NUM_ANSWERS // 3
+    if family.is_warm_vision or not family.has_vision:
+        num_warm = sum(answer.num_cached_tokens > 0 for _, answer in history.done)
+        assert num_warm > NUM_ANSWERS // 3
 
 
 def test_answers_stay_right_when_the_budget_holds_a_few_entries_only(load_tiny: Load) -> None:
