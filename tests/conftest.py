@@ -28,11 +28,13 @@ def pytest_collection_finish() -> None:
 
 
 TINY_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next", "qwen3_vl")
+# more kinds of KV state and of positions
+MORE_FAMILIES = ("falcon_h1", "qwen2_5_vl", "glm4v")
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS`."""
+    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS` or `MORE_FAMILIES`."""
     from tests.tiny import checkpoints
 
     writers: dict[str, Callable[[Path], Path]] = {
@@ -40,7 +42,10 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         "gemma3": checkpoints.tiny_gemma3,
         "gemma3_window_8": partial(checkpoints.tiny_gemma3, sliding_window=8),
         "qwen3_next": checkpoints.tiny_qwen3_next,
+        "falcon_h1": checkpoints.tiny_falcon_h1,
         "qwen3_vl": checkpoints.tiny_qwen3_vl,
+        "qwen2_5_vl": checkpoints.tiny_qwen2_5_vl,
+        "glm4v": checkpoints.tiny_glm4v,
     }
     root = tmp_path_factory.mktemp("tiny")
     return cache(lambda name: writers[name](root / name))
@@ -72,3 +77,9 @@ def tiny_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def tiny(tiny_name: str, load_tiny: Callable[[str], LoadedModel]) -> LoadedModel:
     return load_tiny(tiny_name)
+
+
+@pytest.fixture(params=(*TINY_MODELS, *MORE_FAMILIES))
+def family(request: pytest.FixtureRequest, load_tiny: Callable[[str], LoadedModel]) -> LoadedModel:
+    """The tiny models and those of more families in turn."""
+    return load_tiny(str(request.param))

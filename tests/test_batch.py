@@ -13,6 +13,7 @@ import pytest
 
 from mlx_server.config import EngineConfig
 from mlx_server.engine.batch import RowBatch, RowToken
+from mlx_server.engine.kv_caches import leaves
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.prefill import Prefill
@@ -102,46 +103,44 @@ def logits_of(loaded: LoadedModel, token_ids: list[int]) -> npt.NDArray[np.float
 
 
 def test_rows_that_join_and_leave_at_any_time_decode_as_alone(
-    tiny: LoadedModel, reads_ahead: bool
+    family: LoadedModel, reads_ahead: bool
 ) -> None:
-    prompts = prompts_of(tiny)
-    batch = RowBatch(tiny.language_model, reads_ahead=reads_ahead)
+    prompts = prompts_of(family)
+    batch = RowBatch(family.language_model, reads_ahead=reads_ahead)
     tokens: dict[int, list[RowToken]] = {}
     for uid, prompt in enumerate(prompts):
-        tokens[uid] = join(tiny, batch, uid, prompt)
+        tokens[uid] = join(family, batch, uid, prompt)
         collect(batch, tokens, 2)
     batch.release([1])
     collect(batch, tokens, 2)
     batch.release([0])
     collect(batch, tokens)
     batch.release([batch.uids[-1]])
-    tokens[9] = join(tiny, batch, 9, prompts[1])
+    tokens[9] = join(family, batch, 9, prompts[1])
     collect(batch, tokens, 3)
     for uid, got in tokens.items():
-        assert ids(got) == alone(tiny, prompts[1 if uid == 9 else uid], num=len(got)), uid
+        assert ids(got) == alone(family, prompts[1 if uid == 9 else uid], num=len(got)), uid
 
 
 def test_a_released_row_s_caches_hold_its_prompt_and_its_tokens(
-    tiny: LoadedModel, reads_ahead: bool
+    family: LoadedModel, reads_ahead: bool
 ) -> None:
-    prompts = prompts_of(tiny)
-    batch = RowBatch(tiny.language_model, reads_ahead=reads_ahead)
+    prompts = prompts_of(family)
+    batch = RowBatch(family.language_model, reads_ahead=reads_ahead)
     tokens: dict[int, list[RowToken]] = {}
     for uid, prompt in enumerate(prompts):
-        tokens[uid] = join(tiny, batch, uid, prompt)
+        tokens[uid] = join(family, batch, uid, prompt)
         collect(batch, tokens)
     for uid in (1, 0, *range(2, len(prompts))):
         prompt, said = prompts[uid], ids(tokens[uid])
         if not batch.holds_newest(uid):
             said.pop()
         caches = batch.release([uid])[0]
-        offsets = {int(c.offset) for c in caches if hasattr(c, "offset")}
+        offsets = {int(c.offset) for c in leaves(caches) if hasattr(c, "offset")}
         assert offsets == {len(prompt) + len(said)}
-        token_ids = [*prompt.token_ids, *said]
-        assert (
-            next_token(tiny, prompt, token_ids, caches)
-            == alone(tiny, prompt, num=len(said) + 2)[-1]
-        )
+        if not prompt.inputs or family.is_warm_vision:
+            got = next_token(family, prompt, [*prompt.token_ids, *said], caches)
+            assert got == alone(family, prompt, num=len(said) + 2)[-1]
         collect(batch, tokens)
     assert len(batch) == 0
     assert batch.decode() == []

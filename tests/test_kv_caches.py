@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
 from mlx.utils import tree_flatten
-from mlx_vlm.models.cache import KVCache
+from mlx_vlm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
 from mlx_server.engine.batch import RowBatch
 from mlx_server.engine.kv_caches import (
     KVCaches,
+    can_be_batched,
     compact,
     compact_bytes,
     extract,
     fork,
     is_trimmable,
+    keep_all_positions,
+    leaves,
     materialise,
     num_bytes,
     trim,
@@ -32,7 +36,7 @@ Load = Callable[[str], LoadedModel]
 TOKENS = [10 + i % 40 for i in range(30)]
 # MLX rather keeps a buffer that is larger by so much than to copy what is needed of it
 SHARED_BYTES = 16 << 10
-TEXT_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next")
+TEXT_MODELS = ("llama", "gemma3", "gemma3_window_8", "qwen3_next", "falcon_h1")
 
 
 def feed(loaded: LoadedModel, caches: KVCaches, token_ids: list[int]) -> npt.NDArray[np.float32]:
@@ -88,6 +92,7 @@ def test_a_fork_goes_its_own_way(load_tiny: Load, name: str) -> None:
         ("gemma3_window_8", 30, False),
         ("qwen3_next", 1, False),
         ("qwen3_next", 30, False),
+        ("falcon_h1", 1, False),
     ],
 )
 def test_only_state_that_keeps_all_positions_can_go_back(
@@ -123,7 +128,7 @@ def test_bytes_are_those_of_all_arrays(load_tiny: Load, name: str) -> None:
     caches = filled(loaded, TOKENS)
     arrays = [
         array
-        for cache in caches
+        for cache in leaves(caches)
         for array in ((cache.keys, cache.values) if hasattr(cache, "keys") else cache.state)
     ]
     assert num_bytes(caches) == sum(array.nbytes for array in arrays) > 0
@@ -137,8 +142,67 @@ def test_the_caches_of_one_sequence_are_those_of_its_only_row(load_tiny: Load, n
     assert same(extract(caches, 0), contents(caches))
 
 
-def test_a_row_that_leaves_a_batch_holds_no_memory_of_the_others(load_tiny: Load) -> None:
-    loaded = load_tiny("qwen3_next")
+def entry(*values: float) -> mx.array:
+    return mx.array(values)[None, None, :, None]
+
+
+def fed(*caches: Any, num_tokens: int = 5) -> KVCaches:
+    """Caches of kinds with keys, as one prompt of 0, 1, 2, ... leaves them."""
+    for cache in leaves(caches):
+        cache.update_and_fetch(entry(*range(num_tokens)), entry(*range(num_tokens)))
+    return list(caches)
+
+
+def test_lists_of_caches_are_taken_back_as_a_whole() -> None:
+    caches = fed(CacheList(KVCache(), CacheList(KVCache())), KVCache())
+    assert keep_all_positions(caches)
+    assert is_trimmable(caches)
+    trim(caches, 2)
+    for cache in leaves(caches):
+        assert cache.offset == 3
+        assert cache.keys.flatten().tolist() == [0, 1, 2], "the tail takes memory"
+
+
+@pytest.mark.parametrize(
+    "cache", [ChunkedKVCache(8), CacheList(KVCache(), ChunkedKVCache(8))], ids=["alone", "in_list"]
+)
+def test_kinds_that_let_go_of_their_front_cannot_go_back(cache: Any) -> None:
+    assert cache.is_trimmable(), "mlx_vlm says so"
+    assert not is_trimmable(fed(cache))
+    assert not keep_all_positions([cache])
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (KVCache, True),
+        (lambda: RotatingKVCache(8), True),
+        (lambda: ArraysCache(2), True),
+        (lambda: CacheList(KVCache(), ArraysCache(2)), True),
+        (lambda: ChunkedKVCache(8), False),
+        (lambda: CacheList(KVCache(), ChunkedKVCache(8)), False),
+        (lambda: RotatingKVCache(8, keep=4), False),
+    ],
+)
+def test_only_kinds_whose_rows_can_be_joined_can_be_batched(
+    kind: Callable[[], Any], expected: bool
+) -> None:
+    assert can_be_batched([KVCache(), kind()]) is expected
+
+
+def test_a_side_cache_that_was_never_filled_leaves_a_batch_empty() -> None:
+    rows = [CacheList(*fed(KVCache(), num_tokens=n), KVCache()) for n in (5, 3)]
+    (left,) = extract([CacheList.merge(rows)], 1)
+    used, unused = left.caches
+    assert used.keys.flatten().tolist() == [0, 1, 2]
+    assert unused.empty()
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1"])
+def test_a_row_that_leaves_a_batch_holds_no_memory_of_the_others(
+    load_tiny: Load, name: str
+) -> None:
+    loaded = load_tiny(name)
     prompt = prompt_of(loaded, "hello")
     join(loaded, RowBatch(loaded.language_model), 0, prompt)
     gc.collect()

@@ -12,8 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from mlx_server.config import EngineConfig
-from mlx_server.engine.batch import RowBatch
+from mlx_server.engine.batch import RowBatch, RowToken
+from mlx_server.engine.kv_cost import measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt, prepare
@@ -25,6 +27,8 @@ from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 Load = Callable[[str], LoadedModel]
 PLENTY = 1 << 30
 LONG = "a question that is long enough for many chunks"
+# their positions in a prompt with pictures are not those of its tokens
+PLACES_PICTURES = ("qwen3_vl", "qwen2_5_vl", "glm4v")
 VISION = ("gemma3", "gemma3_window_8", "qwen3_vl")
 
 
@@ -35,14 +39,25 @@ def with_images(loaded: LoadedModel) -> PreparedPrompt:
     return prepare(loaded, ChatPrompt(turns), [picture("red"), picture("blue")][: 2 * num])
 
 
+def text_prompt(loaded: LoadedModel, *texts: str) -> PreparedPrompt:
+    """User and assistant in turn."""
+    turns = [user(text) if i % 2 == 0 else assistant(text) for i, text in enumerate(texts)]
+    return prepare(loaded, ChatPrompt(tuple(turns)), [])
+
+
+def picture_prompt(loaded: LoadedModel, color: str, size: int = 64) -> PreparedPrompt:
+    return prepare(loaded, ChatPrompt((user("what is it?", 1),)), [picture(color, size)])
+
+
 def begin(
     loaded: LoadedModel,
     prompt: PreparedPrompt,
     cache: PrefixCache | None = None,
     step_size: int = 4096,
+    uid: int = 0,
 ) -> Prefill:
     return Prefill(
-        loaded, 0, prompt, PrefixCache(0) if cache is None else cache, step_size=step_size
+        loaded, uid, prompt, PrefixCache(0) if cache is None else cache, step_size=step_size
     )
 
 
@@ -51,6 +66,12 @@ def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
     while not prefill.is_done:
         prefill.step()
     batch = RowBatch(loaded.language_model)
+    first = join(loaded, batch, prefill)
+    return np.array([first, *decode(loaded, batch)])
+
+
+def join(loaded: LoadedModel, batch: RowBatch, prefill: Prefill) -> list[float]:
+    """Let a prompt that is through decode with the others; what it says of its first token."""
     row = make_row(
         SamplingParams(temperature=0.0),
         SamplingDefaults(),
@@ -59,12 +80,17 @@ def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
         vocab_size=loaded.vocab_size,
         top_logprobs=loaded.vocab_size,
     )
-    both = []
-    for token in (batch.join(0, batch.start(prefill.batch), row), *batch.decode()):
-        assert token.logprobs is not None
-        by_id = dict(token.logprobs.top)
-        both.append([by_id[i] for i in range(loaded.vocab_size)])
-    return np.array(both)
+    return by_id(loaded, batch.join(prefill.uid, batch.start(prefill.batch), row))
+
+
+def decode(loaded: LoadedModel, batch: RowBatch) -> list[list[float]]:
+    return [by_id(loaded, token) for token in batch.decode()]
+
+
+def by_id(loaded: LoadedModel, token: RowToken) -> list[float]:
+    assert token.logprobs is not None
+    logprobs = dict(token.logprobs.top)
+    return [logprobs[i] for i in range(loaded.vocab_size)]
 
 
 def in_one_piece(loaded: LoadedModel, prompt: PreparedPrompt) -> npt.NDArray[np.float64]:
@@ -72,25 +98,102 @@ def in_one_piece(loaded: LoadedModel, prompt: PreparedPrompt) -> npt.NDArray[np.
 
 
 @pytest.mark.parametrize("step_size", [1, 7, 33])
-def test_chunks_of_any_size_give_the_same_logits(tiny: LoadedModel, step_size: int) -> None:
-    prompt = with_images(tiny)
-    chunked = finish(tiny, begin(tiny, prompt, step_size=step_size))
-    np.testing.assert_allclose(chunked, in_one_piece(tiny, prompt), atol=2e-3)
+def test_chunks_of_any_size_give_the_same_logits(family: LoadedModel, step_size: int) -> None:
+    prompt = with_images(family)
+    chunked = finish(family, begin(family, prompt, step_size=step_size))
+    np.testing.assert_allclose(chunked, in_one_piece(family, prompt), atol=2e-3)
 
 
 def test_a_prefill_that_begins_anywhere_in_the_prompt_gives_the_same_logits(
-    tiny: LoadedModel,
+    family: LoadedModel,
 ) -> None:
-    prompt = with_images(tiny)
-    want = in_one_piece(tiny, prompt)
+    prompt = with_images(family) if family.is_warm_vision else text_prompt(family, LONG)
+    want = in_one_piece(family, prompt)
     for start in range(1, len(prompt), 6):
         cache = PrefixCache(PLENTY)
-        first = begin(tiny, prompt, step_size=start)
+        first = begin(family, prompt, step_size=start)
         first.step()
         cache.insert(prompt.keys[: first.num_done], first.caches)
-        warm = begin(tiny, prompt, cache, step_size=11)
+        warm = begin(family, prompt, cache, step_size=11)
         assert warm.num_cached_tokens == first.num_done > 0
-        np.testing.assert_allclose(finish(tiny, warm), want, atol=2e-3, err_msg=f"from {start}")
+        np.testing.assert_allclose(finish(family, warm), want, atol=2e-3, err_msg=f"from {start}")
+
+
+Fresh = Callable[[PreparedPrompt], npt.NDArray[np.float64]]
+
+
+@pytest.fixture(params=PLACES_PICTURES)
+def placing(request: pytest.FixtureRequest, load_tiny: Load) -> LoadedModel:
+    return load_tiny(str(request.param))
+
+
+@pytest.fixture
+def fresh(placing: LoadedModel, tiny_checkpoint: Callable[[str], Path]) -> Fresh:
+    """What a model says of a prompt that is the first it ever sees."""
+
+    def answer(prompt: PreparedPrompt) -> npt.NDArray[np.float64]:
+        loaded = load_checkpoint(placing.id, tiny_checkpoint(placing.id), EngineConfig())
+        return in_one_piece(loaded, prompt)
+
+    return answer
+
+
+def test_prompts_are_placed_as_if_there_were_no_others(placing: LoadedModel, fresh: Fresh) -> None:
+    measure_kv_cost(placing)
+    prompts = [
+        text_prompt(placing, "a"),
+        text_prompt(placing, LONG),
+        picture_prompt(placing, "red", 96),
+        text_prompt(placing, "abc"),
+        with_images(placing),
+        text_prompt(placing, LONG, "yes", "and then?"),
+    ]
+    cache, num_cached = PrefixCache(PLENTY), list[int]()
+    for prompt in prompts:
+        for step_size in (4096, 9):
+            got = finish(placing, begin(placing, prompt, step_size=step_size))
+            np.testing.assert_allclose(got, fresh(prompt), atol=2e-3)
+        warm = begin(placing, prompt, cache, step_size=16)
+        num_cached.append(warm.num_cached_tokens)
+        np.testing.assert_allclose(finish(placing, warm), fresh(prompt), atol=2e-3)
+        cache.insert(prompt.keys[:-1], begin_and_step(placing, prompt, len(prompt) - 1))
+    assert min(num_cached[1:2] + num_cached[3:4] + num_cached[5:]) > 0, "texts start warm"
+
+
+def test_prompts_whose_chunks_alternate_are_placed_each_by_itself(
+    placing: LoadedModel, fresh: Fresh
+) -> None:
+    prompts = [
+        picture_prompt(placing, "red", 96),
+        text_prompt(placing, LONG),
+        with_images(placing),
+    ]
+    prefills = [begin(placing, p, step_size=7, uid=uid) for uid, p in enumerate(prompts)]
+    batch, firsts = RowBatch(placing.language_model), {}
+    while len(firsts) < len(prefills):
+        for prefill in prefills:
+            if not prefill.is_done:
+                prefill.step()
+            elif prefill.uid not in firsts:
+                firsts[prefill.uid] = join(placing, batch, prefill)
+    seconds = dict(zip(batch.uids, decode(placing, batch), strict=True))
+    for uid, prompt in enumerate(prompts):
+        np.testing.assert_allclose([firsts[uid], seconds[uid]], fresh(prompt), atol=2e-3)
+
+
+def test_a_row_that_decodes_alone_goes_on_where_it_was_while_others_begin(
+    placing: LoadedModel, fresh: Fresh
+) -> None:
+    pictured, text = picture_prompt(placing, "red", 96), text_prompt(placing, LONG)
+    for prompt, other in ((pictured, text), (text, pictured), (pictured, with_images(placing))):
+        batch = RowBatch(placing.language_model)
+        prefill = begin(placing, prompt)
+        while not prefill.is_done:
+            prefill.step()
+        first = join(placing, batch, prefill)
+        begin(placing, other, step_size=7).step()
+        both = [first, *decode(placing, batch)]
+        np.testing.assert_allclose(both, fresh(prompt), atol=2e-3)
 
 
 def test_the_last_piece_is_left_for_the_batch(load_tiny: Load) -> None:

@@ -67,17 +67,19 @@ def say_a(loaded: LoadedModel) -> SamplingParams:
 
 @pytest.mark.parametrize(("step_size", "reads_ahead"), [(7, False), (64, True)])
 def test_answers_after_any_history_are_those_of_a_fresh_runner(
-    tiny: LoadedModel, step_size: int, reads_ahead: bool, monkeypatch: pytest.MonkeyPatch
+    family: LoadedModel, step_size: int, reads_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlx_server.engine.runner.is_cpu", lambda: not reads_ahead)
-    runner = make_runner(tiny, step_size=step_size)
-    history = History(random.Random(f"{tiny.id} {step_size}"), tiny, runner)
+    runner = make_runner(family, step_size=step_size)
+    history = History(random.Random(f"{family.id} {step_size}"), family, runner)
     while len(history.done) < NUM_ANSWERS:
         history.step()
     history.finish()
-    ties = [check(tiny, answer, ask.sequence()) for ask, answer in history.done]
+    ties = [check(family, answer, ask.sequence()) for ask, answer in history.done]
     assert sum(gap is not None for gap in ties) <= 1, "so many ties are no accident"
-    assert sum(answer.num_cached_tokens > 0 for _, answer in history.done) > NUM_ANSWERS // 3
+    if family.is_warm_vision or not family.has_vision:
+        num_warm = sum(answer.num_cached_tokens > 0 for _, answer in history.done)
+        assert num_warm > NUM_ANSWERS // 3
 
 
 def test_answers_stay_right_when_the_budget_holds_a_few_entries_only(load_tiny: Load) -> None:
@@ -127,20 +129,20 @@ def test_b106_pictures_in_another_order_are_other_pictures(load_tiny: Load, name
         check(loaded, run(runner, sequence), sequence)
 
 
-def test_b108_the_same_request_again_is_answered_the_same(tiny: LoadedModel) -> None:
-    runner = make_runner(tiny, step_size=16)
+def test_b108_the_same_request_again_is_answered_the_same(family: LoadedModel) -> None:
+    runner = make_runner(family, step_size=16)
     for prompt in (chat("be short", LONG), RawPrompt(LONG)):
         answers = [run(runner, make_sequence(prompt)) for _ in range(3)]
         for answer in answers:
-            check(tiny, answer, make_sequence(prompt))
+            check(family, answer, make_sequence(prompt))
             assert len(answer.tokens) == len(answers[0].tokens) > 0
         # raw prompts get no checkpoint, and what their answers end with cannot be taken back
         if isinstance(prompt, ChatPrompt):
-            assert [a.num_cached_tokens for a in answers[1:]] == [length_of(tiny, prompt) - 1] * 2
+            assert [a.num_cached_tokens for a in answers[1:]] == [length_of(family, prompt) - 1] * 2
 
 
-def test_b110_an_answer_cut_off_leaves_nothing_wrong_behind(tiny: LoadedModel) -> None:
-    runner = make_runner(tiny, step_size=9)
+def test_b110_an_answer_cut_off_leaves_nothing_wrong_behind(family: LoadedModel) -> None:
+    runner = make_runner(family, step_size=9)
     first, longer = chat("be short", LONG), chat("be short", LONG, "yes", "and then?")
     abandoned = make_sequence(first)
     start(runner, abandoned)
@@ -150,20 +152,20 @@ def test_b110_an_answer_cut_off_leaves_nothing_wrong_behind(tiny: LoadedModel) -
     for prompt in (first, longer, first):
         sequence = make_sequence(prompt)
         answer = run(runner, sequence)
-        check(tiny, answer, sequence)
+        check(family, answer, sequence)
         assert answer.num_cached_tokens > 0
 
 
-def test_b110_a_prompt_cut_off_leaves_what_it_has_computed(tiny: LoadedModel) -> None:
+def test_b110_a_prompt_cut_off_leaves_what_it_has_computed(family: LoadedModel) -> None:
     for num_chunks in range(5):
-        runner = make_runner(tiny, step_size=9)
+        runner = make_runner(family, step_size=9)
         abandoned = make_sequence(chat("be short", LONG))
         for _ in range(num_chunks):
             prefill(runner, abandoned)
         runner.drop(abandoned)
         sequence = make_sequence(chat("be short", LONG))
         answer = run(runner, sequence)
-        check(tiny, answer, sequence)
+        check(family, answer, sequence)
         assert (answer.num_cached_tokens > 0) == (num_chunks > 0)
 
 

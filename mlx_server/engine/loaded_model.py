@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_vlm.models.cache import KVCache, make_prompt_cache
+from mlx_vlm.models.cache import make_prompt_cache
 
 from mlx_server.config import KVQuantisation
-from mlx_server.engine.kv_caches import KVCaches
+from mlx_server.engine.kv_caches import KVCaches, keep_all_positions
 from mlx_server.engine.kv_quantisation import quantised
 from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
@@ -20,7 +20,10 @@ WARM_VISION_TYPES = frozenset({"gemma3", "qwen3_vl"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """`context_length` bounds prompt and completion together; `vocab_size` is the logits' width."""
+    """`context_length` bounds prompt and completion together; `vocab_size` is the logits' width.
+
+    Without `can_batch` its KV state is of a kind that only one row at a time can decode with.
+    """
 
     id: str
     model: Any
@@ -34,6 +37,7 @@ class LoadedModel:
     defaults: SamplingDefaults
     tool_format: str
     token_text: TokenText
+    can_batch: bool = True
     kv_quantisation: KVQuantisation | None = None
 
     @property
@@ -71,4 +75,4 @@ class LoadedModel:
     @property
     def needs_checkpoints(self) -> bool:
         """Whether some layer cannot go back to an earlier position once it is past it."""
-        return any(type(cache) is not KVCache for cache in self.make_caches())
+        return not keep_all_positions(self.make_caches())

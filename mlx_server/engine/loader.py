@@ -19,6 +19,7 @@ from mlx_vlm.utils import load_model, resolve_eos_token_ids
 from mlx_server.checkpoint import CheckpointFacts, refuse_remote_code
 from mlx_server.config import EngineConfig
 from mlx_server.engine.device import is_cpu
+from mlx_server.engine.kv_caches import can_be_batched
 from mlx_server.engine.kv_quantisation import refuse_unless_quantisable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.processors import Processor, Processors
@@ -60,10 +61,9 @@ def assemble(
     if getattr(processor, "chat_template", None) is None:
         # Gemma 3's processor does not take over its tokenizer's template
         processor.chat_template = facts.chat_template
+    caches = make_prompt_cache(model.language_model)
     if config.kv_quantisation is not None:
-        language_model = model.language_model
-        caches = make_prompt_cache(language_model)
-        refuse_unless_quantisable(language_model, caches, config.kv_quantisation)
+        refuse_unless_quantisable(model.language_model, caches, config.kv_quantisation)
     return LoadedModel(
         id=model_id,
         model=model,
@@ -77,6 +77,7 @@ def assemble(
         defaults=_defaults(facts),
         tool_format=detect_tool_format(facts.chat_template, facts.model_type),
         token_text=token_text,
+        can_batch=can_be_batched(caches),
         kv_quantisation=config.kv_quantisation,
     )
 

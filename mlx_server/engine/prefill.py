@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.generate.ar import PromptProcessingBatch
+from mlx_vlm.generate.ar import PromptProcessingBatch, _slice_sequence_aligned_prompt_kwarg
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
 from mlx_server.engine.kv_caches import KVCaches, fork
@@ -17,6 +17,9 @@ NO_LIMIT = 1 << 62
 # So few tokens run together with the last one, although some models then compute logits for all of
 # them: that costs less than another pass through the weights.
 LAST_PIECE = 48
+# One counts tokens, and takes what it is told for a padded batch; the other cuts the positions of a
+# whole prompt, and tells them only of a prompt with pictures.
+PLACE_THEMSELVES = frozenset({"minimax_m3_vl", "falcon_ocr"})
 
 
 class Prefill:
@@ -117,17 +120,12 @@ def _embed(
     """
     suffix = prompt.token_ids[start:]
     if prompt.inputs and loaded.image_token_id in suffix:
-        return _embed_with_images(loaded, prompt, start)
-    ids = mx.array([suffix])
-    features = loaded.model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).to_dict()
-    embeddings = features.pop("inputs_embeds")
-    if not hasattr(loaded.language_model, "get_rope_index"):
-        return embeddings, {}
-    # positions go on behind the pictures of the prefix, which take fewer than they have tokens
-    _, deltas = loaded.language_model.get_rope_index(
-        mx.array([prompt.token_ids]), image_grid_thw=prompt.inputs.get("image_grid_thw")
-    )
-    return embeddings, {"rope_deltas": deltas}
+        embeddings, features = _embed_with_images(loaded, prompt, start)
+    else:
+        ids = mx.array([suffix])
+        text = loaded.model.get_input_embeddings(ids, None, mask=mx.ones_like(ids))
+        embeddings, features = text.inputs_embeds, {}
+    return embeddings, {**features, **_positions(loaded, prompt, start, features)}
 
 
 def _embed_with_images(
@@ -143,5 +141,31 @@ def _embed_with_images(
         # The model finds the features of a chunk's images by the mask of the whole prompt, which
         # mlx_vlm would cut to the chunk if it had the length of the prompt.
         features["visual_pos_masks"] = mx.pad(features["visual_pos_masks"], [(0, 0), (0, 1)])
-    # the language model itself cuts positions and masks of the whole prompt to its chunk
+    # the language model itself cuts masks of the whole prompt to its chunk
     return embeddings[:, start:], {**raw, **features}
+
+
+def _positions(
+    loaded: LoadedModel, prompt: PreparedPrompt, start: int, features: dict[str, Any]
+) -> dict[str, mx.array]:
+    """Positions from `start` on, and by how much those of the answer differ from a count of tokens:
+    pictures take fewer than they have tokens.
+
+    Nothing for models that know no such difference.
+    """
+    language_model = loaded.language_model
+    if not hasattr(language_model, "get_rope_index"):
+        return {}
+    if loaded.model_type in PLACE_THEMSELVES:
+        return {"rope_deltas": features.get("rope_deltas", mx.zeros((1, 1), dtype=mx.int32))}
+    positions, deltas = features.get("position_ids"), features.get("rope_deltas")
+    if positions is None or deltas is None:
+        positions, deltas = language_model.get_rope_index(
+            mx.array([prompt.token_ids]), image_grid_thw=prompt.inputs.get("image_grid_thw")
+        )
+    # Some models keep these of the prompt they have seen last and prefer them to what they are
+    # told, or start anew where they keep none.
+    language_model._position_ids = None
+    language_model._rope_deltas = deltas
+    suffix = _slice_sequence_aligned_prompt_kwarg("position_ids", positions, start=start)
+    return {"position_ids": suffix, "rope_deltas": deltas}

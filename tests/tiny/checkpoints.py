@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.tiny.templates import CHATML, GEMMA3
+from tests.tiny.templates import CHATML, GEMMA3, GLM
 from tests.tiny.tokenizer import write_json, write_tokenizer
 from tests.tiny.weights import write_weights
 
@@ -18,6 +18,15 @@ CHATML_SPECIAL = [
     "<|vision_pad|>",
     "<|image_pad|>",
     "<|video_pad|>",
+]
+GLM_SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|image|>",
+    "<|video|>",
 ]
 GEMMA_SPECIAL = [
     "<pad>",
@@ -83,6 +92,30 @@ def tiny_qwen3_next(folder: Path) -> Path:
         "mlp_only_layers": [],
         "norm_topk_prob": True,
         "partial_rotary_factor": 0.5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": [2, 0],
+    }
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+
+
+def tiny_falcon_h1(folder: Path) -> Path:
+    """A hybrid whose layers keep two caches each: a recurrent state and all keys and values."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(folder, CHATML_SPECIAL, CHATML_TOKENS)
+    config = {
+        **TEXT,
+        "num_hidden_layers": 2,
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "vocab_size": vocab_size,
+        "mamba_d_conv": 4,
+        "mamba_d_head": 16,
+        "mamba_d_ssm": 64,
+        "mamba_d_state": 16,
+        "mamba_n_heads": 4,
+        "lm_head_multiplier": 1.0,
+        "embedding_multiplier": 1.0,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
         "eos_token_id": [2, 0],
@@ -225,6 +258,124 @@ def tiny_qwen3_vl(folder: Path) -> Path:
                 "image_std": [0.5] * 3,
             },
         )
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+
+
+def tiny_qwen2_5_vl(folder: Path) -> Path:
+    """Vision whose language model keeps the positions of a prompt unless it is told them."""
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(
+        folder, CHATML_SPECIAL, {**CHATML_TOKENS, "processor_class": "Qwen2_5_VLProcessor"}
+    )
+    config = {
+        **{name: value for name, value in TEXT.items() if name != "head_dim"},
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "vision_start_token_id": 3,
+        "vision_end_token_id": 4,
+        "vision_token_id": 5,
+        "image_token_id": 6,
+        "video_token_id": 7,
+        "eos_token_id": [2, 0],
+        "pad_token_id": 0,
+        "vocab_size": vocab_size,
+        "rope_theta": 1000000.0,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        "tie_word_embeddings": True,
+        "vision_config": {
+            "model_type": "qwen2_5_vl",
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "out_hidden_size": 64,
+            "num_heads": 4,
+            "patch_size": 14,
+            "in_channels": 3,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+    }
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        write_json(
+            folder,
+            name,
+            {
+                "image_processor_type": "Qwen2VLImageProcessorFast",
+                "processor_class": "Qwen2_5_VLProcessor",
+                "size": {"shortest_edge": 784, "longest_edge": 50176},
+                "patch_size": 14,
+                "temporal_patch_size": 2,
+                "merge_size": 2,
+                "image_mean": [0.5] * 3,
+                "image_std": [0.5] * 3,
+            },
+        )
+    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+
+
+def tiny_glm4v(folder: Path) -> Path:
+    """Vision that leaves the positions of a prompt with the language model instead of giving them
+    back.
+    """
+    folder.mkdir(parents=True)
+    vocab_size = write_tokenizer(
+        folder,
+        GLM_SPECIAL,
+        {**CHATML_TOKENS, "processor_class": "Glm4vProcessor", "chat_template": GLM},
+    )
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    config = {
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "model_type": "glm4v",
+        "vision_start_token_id": 3,
+        "vision_end_token_id": 4,
+        "image_token_id": 5,
+        "image_token_index": 5,
+        "video_token_id": 6,
+        "video_token_index": 6,
+        "eos_token_id": [2, 0],
+        "pad_token_id": 0,
+        "vocab_size": vocab_size,
+        "text_config": {
+            **{name: value for name, value in TEXT.items() if name != "head_dim"},
+            "model_type": "glm4v_text",
+            "rope_theta": 10000.0,
+            "rope_scaling": rope,
+            "partial_rotary_factor": 1.0,
+            "vocab_size": vocab_size,
+            "eos_token_id": [2, 0],
+            "pad_token_id": 0,
+        },
+        "vision_config": {
+            "model_type": "glm4v",
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "out_hidden_size": 64,
+            "num_heads": 4,
+            "patch_size": 14,
+            "image_size": 56,
+            "in_channels": 3,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    }
+    write_json(
+        folder,
+        "preprocessor_config.json",
+        {
+            "image_processor_type": "Glm4vImageProcessor",
+            "processor_class": "Glm4vProcessor",
+            "size": {"shortest_edge": 784, "longest_edge": 50176},
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+    )
     return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 

@@ -50,6 +50,10 @@ CHATML = """{%- if tools -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
 
+GLM = CHATML.replace(
+    "<|vision_start|><|image_pad|><|vision_end|>", "<|begin_of_image|><|image|><|end_of_image|>"
+)
+
 NO_SYSTEM = """{%- for m in messages -%}
   {%- if m.role == 'system' -%}{{ raise_exception('System role not supported') }}{%- endif -%}
   {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' -}}
