@@ -97,7 +97,8 @@ class Engine:
             worker = await asyncio.to_thread(
                 open_worker, self._config, self._load, locate=self._locate, post=self._post
             )
-        except (ImportError, OSError, RuntimeError):
+        except Exception:
+            # whatever it is, nobody would hear of it from a task of its own
             logger.exception("MLX cannot be used")
             reason = "MLX cannot be used on this machine; the log has the cause."
             self._status_without_worker = EngineStatus(is_alive=False, load_error=reason)
