@@ -66,6 +66,26 @@ async def outcome_of_cancelled(task: asyncio.Task[Any]) -> None:
         await task
 
 
+def test_waiting_and_running_are_counted_in_answers(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        config = EngineConfig(max_num_seqs=3)
+        async with running_engine(tmp_path, config=config, a=script) as running:
+            engine = running.engine
+            script.say(*["x"] * 5000)
+            script.token_s = 0.003
+            tasks = [running.begin(n=3)[1]]
+            await until(lambda: engine.status().num_running == 3)
+            tasks += [running.begin(n=n)[1] for n in (1, 2)]
+            await until(lambda: engine.status().num_waiting == 3)
+            assert engine.status().num_running == 3
+            for task in tasks:
+                task.cancel()
+                await outcome_of_cancelled(task)
+            assert engine.status().num_waiting == 0
+
+    go(main())
+
+
 def test_a_prefill_is_told_in_tokens_until_it_is_over(script: Script, tmp_path: Path) -> None:
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:

@@ -59,7 +59,7 @@ class _OpenRequest:
     """A request that has not ended; `download` and `prefill` are how far these are."""
 
     model: str
-    num_sequences: int
+    num_unfinished: int
     channel: Events = field(default_factory=asyncio.Queue)
     download: Progress | None = None
     prefill: Progress | None = None
@@ -135,7 +135,7 @@ class Engine:
 
     def status(self) -> EngineStatus:
         if self._worker is None:
-            return replace(self._status_without_worker, num_waiting=len(self._open))
+            return replace(self._status_without_worker, num_waiting=self._num_unfinished)
         # MLX is in the process now
         from mlx_server.engine.device import active_memory_bytes
 
@@ -143,9 +143,14 @@ class Engine:
         # the thread hears of new requests, and tells of its memory, only between two steps
         return replace(
             status,
-            num_waiting=max(len(self._open) - status.num_running, 0),
+            num_waiting=max(self._num_unfinished - status.num_running, 0),
             active_memory_bytes=active_memory_bytes(),
         )
+
+    @property
+    def _num_unfinished(self) -> int:
+        """The answers that wait or run."""
+        return sum(opened.num_unfinished for opened in self._open.values())
 
     def progress(self, request_id: str) -> Progress | None:
         """What the request waits for at this moment; None once it waits no more, and before its
@@ -196,7 +201,7 @@ class Engine:
 
     def _refuse_overload(self, num_sequences: int) -> None:
         """One that comes alone is let in whatever its number: waiting would not help it."""
-        num_open = sum(opened.num_sequences for opened in self._open.values())
+        num_open = self._num_unfinished
         if num_open and num_open + num_sequences > self._config.max_waiting:
             raise EngineOverloaded(
                 "Too many answers are waiting. Try again in a moment, or ask for fewer at a time."
@@ -212,7 +217,6 @@ class Engine:
         self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
     ) -> AsyncGenerator[GenerationEvent, None]:
         opened = self._open[request.request_id] = _OpenRequest(entry.id, request.n)
-        num_unfinished = request.n
         worker = None
         try:
             if not entry.is_cached:
@@ -225,12 +229,12 @@ class Engine:
             loaded_images = await self._load_images(images)
             worker.submit(self._make_sequences(request, entry, loaded_images))
             has_started = False
-            while num_unfinished:
+            while opened.num_unfinished:
                 event = await opened.channel.get()
                 if isinstance(event, ServerError):
                     raise event
                 if isinstance(event, Delta) and event.finish_reason is not None:
-                    num_unfinished -= 1
+                    opened.num_unfinished -= 1
                 # the other sequences of the request start as well, with the same prompt
                 if has_started and not isinstance(event, Delta):
                     continue
@@ -238,7 +242,7 @@ class Engine:
                 yield event
         finally:
             del self._open[request.request_id]
-            if worker is not None and num_unfinished:
+            if worker is not None and opened.num_unfinished:
                 worker.abort(request.request_id)
 
     async def _load_images(self, images: list[ImagePart]) -> list[LoadedImage]:
