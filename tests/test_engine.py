@@ -19,6 +19,7 @@ from mlx_server.engine.sequence import (
     ImagePart,
     Progress,
     SamplingParams,
+    Sequence,
     Started,
 )
 from mlx_server.errors import (
@@ -198,6 +199,25 @@ def test_the_operator_s_limit_holds_where_the_client_sets_none(
             script.say(*["x"] * 50)
             assert await running.ask() == "xxx"
             assert await running.ask(max_tokens=5) == "xxxxx"
+
+    go(main())
+
+
+@pytest.mark.parametrize("max_tokens", [None, 5])
+def test_the_operator_s_limit_stands_beside_what_the_client_asked_for(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int | None
+) -> None:
+    async def main() -> None:
+        config = EngineConfig(default_max_tokens=3)
+        async with running_engine(tmp_path, config=config, a=script) as running:
+            seen: list[Sequence] = []
+            worker = await running.engine._opened_worker()
+            monkeypatch.setattr(worker, "submit", seen.extend)
+            _, task = running.begin(max_tokens=max_tokens)
+            await until(lambda: bool(seen))
+            task.cancel()
+            asked = seen[0].request
+            assert (asked.max_tokens, asked.default_max_tokens) == (max_tokens, 3)
 
     go(main())
 

@@ -195,8 +195,7 @@ class Engine:
         if entry.is_cached:
             refuse_blind(entry, images)
         self._refuse_overload(request.n)
-        if request.max_tokens is None:
-            request = replace(request, max_tokens=self._config.default_max_tokens)
+        request = replace(request, default_max_tokens=self._config.default_max_tokens)
         return self._events(request, entry, images)
 
     def _refuse_overload(self, num_sequences: int) -> None:
