@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlx_server.engine.sequence import (
     TokenLogprob,
 )
 from mlx_server.engine.status import EngineStatus, PrefixCacheStats
-from mlx_server.errors import ModelNotFound
+from mlx_server.errors import EngineOverloaded, ModelNotFound
 
 MODEL = "org/fake"
 
@@ -63,6 +64,8 @@ class FakeEngine:
     requests: list[GenerationRequest] = field(default_factory=list)
     cache_before: PrefixCacheStats | None = None
     told: dict[str, Progress] = field(default_factory=dict)
+    admitted: list[int] = field(default_factory=list)
+    is_full: bool = False
     num_steps: int = 0
     num_closed: int = 0
 
@@ -76,6 +79,13 @@ class FakeEngine:
         if self.cache_before is None:
             raise TimeoutError
         return self.cache_before
+
+    @contextmanager
+    def admit(self, num_sequences: int) -> Iterator[None]:
+        if self.is_full:
+            raise EngineOverloaded("Full.")
+        self.admitted.append(num_sequences)
+        yield
 
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.catalog.resolve(request.model)

@@ -116,21 +116,23 @@ def test_an_image_for_a_model_that_cannot_see_is_refused_at_once(
     go(main())
 
 
-def test_a_full_queue_refuses_and_has_room_again(script: Script, tmp_path: Path) -> None:
-    async def main() -> None:
-        config = EngineConfig(max_waiting=2)
-        async with running_engine(tmp_path, config=config, a=script) as running:
-            script.say("fine")
-            running.close_gates()
-            tasks = [running.begin()[1] for _ in range(2)]
-            await asyncio.sleep(0)
-            with pytest.raises(EngineOverloaded):
-                running.engine.submit(request())
-            running.open_gates()
-            await asyncio.gather(*tasks)
-            assert await running.ask() == "fine"
+def test_a_full_queue_refuses_and_has_room_again(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, [tmp_path], EngineConfig(max_waiting=4), ScriptedLoader())
+    with engine.admit(3):
+        with pytest.raises(EngineOverloaded), engine.admit(2):
+            pass
+        with engine.admit(1), pytest.raises(EngineOverloaded), engine.admit(1):
+            pass
+        with engine.admit(1):
+            pass
+    with engine.admit(4), pytest.raises(EngineOverloaded), engine.admit(1):
+        pass
 
-    go(main())
+
+def test_who_comes_alone_is_admitted_however_many_answers_it_wants(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, [tmp_path], EngineConfig(max_waiting=2), ScriptedLoader())
+    with engine.admit(3), pytest.raises(EngineOverloaded), engine.admit(1):
+        pass
 
 
 def test_b047_n_answers_share_one_start_and_have_their_own_ends(

@@ -13,7 +13,7 @@ from mlx_server.engine import engine as engine_module
 from mlx_server.engine.engine import Engine
 from mlx_server.engine.sequence import Progress
 from mlx_server.engine.status import EngineStatus
-from mlx_server.errors import EngineOverloaded, EngineStopped
+from mlx_server.errors import EngineStopped
 from tests.engine_harness import (
     Running,
     go,
@@ -138,38 +138,6 @@ def test_a_load_is_told_by_its_bytes_and_never_as_done() -> None:
     wider = EngineStatus(loading="a", num_bytes_to_load=100, active_memory_bytes=170)
     assert wider.load_progress == Progress("loading", 99, 100)
     assert EngineStatus(loading="a", active_memory_bytes=5).load_progress == Progress("loading")
-
-
-def test_all_answers_of_a_request_take_a_place_in_the_queue(script: Script, tmp_path: Path) -> None:
-    async def main() -> None:
-        config = EngineConfig(max_waiting=4)
-        async with running_engine(tmp_path, config=config, a=script) as running:
-            script.say("fine")
-            running.close_gates()
-            tasks = [running.begin(n=3)[1]]
-            await asyncio.sleep(0)
-            with pytest.raises(EngineOverloaded):
-                running.engine.submit(request(n=2))
-            tasks.append(running.begin(n=1)[1])
-            await asyncio.sleep(0)
-            with pytest.raises(EngineOverloaded):
-                running.engine.submit(request())
-            running.open_gates()
-            await asyncio.gather(*tasks)
-
-    go(main())
-
-
-def test_a_request_that_comes_alone_is_served_however_many_answers_it_wants(
-    script: Script, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        config = EngineConfig(max_waiting=2)
-        async with running_engine(tmp_path, config=config, a=script) as running:
-            script.say("fine")
-            assert await running.ask(n=3) == "fine"
-
-    go(main())
 
 
 def test_the_cache_is_cleared_between_steps_and_its_numbers_are_told(

@@ -13,7 +13,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +78,7 @@ class Engine:
         self._status_without_worker = EngineStatus()
         self._uids = itertools.count()
         self._open: dict[str, _OpenRequest] = {}
+        self._num_admitted = 0
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._downloads = Downloads(catalog)
@@ -182,11 +183,28 @@ class Engine:
         worker = await self._opened_worker()
         return await asyncio.wrap_future(worker.clear_prefix_cache())
 
+    @contextlib.contextmanager
+    def admit(self, num_sequences: int) -> Iterator[None]:
+        """Places for the answers to one client, whose requests are submitted meanwhile.
+
+        Raises EngineOverloaded; but who comes alone is let in whatever the number, since waiting
+        would not help.
+        """
+        if self._num_admitted and self._num_admitted + num_sequences > self._config.max_waiting:
+            raise EngineOverloaded(
+                "Too many answers are waiting. Try again in a moment, or ask for fewer at a time."
+            )
+        self._num_admitted += num_sequences
+        try:
+            yield
+        finally:
+            self._num_admitted -= num_sequences
+
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of the request, up to the last Delta of each of its `n` sequences.
 
-        Raises what can be known at once: ModelNotFound, EngineOverloaded, an image for a model
-        that cannot see. Closing the generator aborts the request.
+        Raises what can be known at once: ModelNotFound, an image for a model that cannot see. Closing
+        the generator aborts the request.
         """
         if self._is_closed or not self.status().healthy:
             raise EngineStopped
@@ -194,17 +212,8 @@ class Engine:
         images = image_parts(request)
         if entry.is_cached:
             refuse_blind(entry, images)
-        self._refuse_overload(request.n)
         request = replace(request, default_max_tokens=self._config.default_max_tokens)
         return self._events(request, entry, images)
-
-    def _refuse_overload(self, num_sequences: int) -> None:
-        """One that comes alone is let in whatever its number: waiting would not help it."""
-        num_open = self._num_unfinished
-        if num_open and num_open + num_sequences > self._config.max_waiting:
-            raise EngineOverloaded(
-                "Too many answers are waiting. Try again in a moment, or ask for fewer at a time."
-            )
 
     def _resolve(self, name: str | None) -> ModelEntry:
         if name:
