@@ -177,15 +177,15 @@ async def announce(server: Server, config: ServerConfig, listening: socket.socke
         while True:
             status = server.engine.status()
             if total := status.num_bytes_to_load:
-                report("load", total if status.model else status.load_progress.done, total)
-            if server.started and status.model is not None:
+                report("load", total if status.preloaded else status.load_progress.done, total)
+            if server.started and (model := status.preloaded) is not None:
                 needs_key = config.api_key is not None
-                print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
+                print(greeting(url_of(listening), model, needs_key=needs_key), flush=True)
                 return
-            if status.load_error is not None:
+            if status.preload_error is not None:
                 break
             await asyncio.sleep(POLL_S)
-    print(model_failed(config.models[0], status.load_error), file=sys.stderr)
+    print(model_failed(config.models[0], status.preload_error), file=sys.stderr)
     server.exit_status = 1
     server.should_exit = True
 

@@ -59,7 +59,9 @@ class FakeEngine:
 
     script: Sequence[Any] = ()
     endless: bool = False
-    status_now: EngineStatus = field(default_factory=lambda: EngineStatus(model=MODEL))
+    status_now: EngineStatus = field(
+        default_factory=lambda: EngineStatus(model=MODEL, preloaded=MODEL)
+    )
     catalog: FakeCatalog = field(default_factory=lambda: FakeCatalog([FakeEntry()]))
     requests: list[GenerationRequest] = field(default_factory=list)
     cache_before: PrefixCacheStats | None = None

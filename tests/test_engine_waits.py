@@ -15,6 +15,7 @@ from mlx_server.engine.sequence import Progress
 from mlx_server.engine.status import EngineStatus
 from mlx_server.errors import EngineStopped
 from tests.engine_harness import (
+    ONE_BY_ONE,
     Running,
     go,
     make_engine,
@@ -269,5 +270,30 @@ def test_a_close_before_mlx_is_there_ends_those_who_wait(script: Script, tmp_pat
         assert isinstance(await outcome(task), EngineStopped)
         assert engine.status().state == "stopped"
         assert script.log == []
+
+    go(main())
+
+
+@pytest.mark.parametrize("first_is_broken", [False, True])
+def test_how_the_first_load_ended_is_known_after_others_have_followed(
+    script: Script, other: Script, tmp_path: Path, first_is_broken: bool
+) -> None:
+    async def main() -> None:
+        paths = [write_scripted_checkpoint(tmp_path / name) for name in "ab"]
+        loader = ScriptedLoader(a=script, b=other)
+        broken = script if first_is_broken else other
+        broken.load_error = ValueError("broken")
+        engine = make_engine(tmp_path, paths, ONE_BY_ONE, loader)
+        # nobody asks for the status before the second load is over
+        await engine.start("a")
+        worker = await engine._opened_worker()
+        worker.submit(engine._make_sequences(request(), engine.catalog.resolve("b"), []))
+        await until(lambda: loader.loads == ["a", "b"])
+        await until(lambda: worker.status.loading is None)
+
+        status = engine.status()
+        await engine.close()
+        assert status.preloaded == (None if first_is_broken else "a")
+        assert (status.preload_error is not None) is first_is_broken
 
     go(main())

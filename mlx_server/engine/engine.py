@@ -79,6 +79,9 @@ class Engine:
         self._uids = itertools.count()
         self._open: dict[str, _OpenRequest] = {}
         self._num_admitted = 0
+        self._preload: str | None = None
+        self._preloaded: str | None = None
+        self._preload_error: str | None = None
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._downloads = Downloads(catalog)
@@ -90,6 +93,7 @@ class Engine:
         """
         self._loop = asyncio.get_running_loop()
         model = None if preload is None else self.catalog.resolve(preload).id
+        self._preload = model
         self._status_without_worker = EngineStatus(loading=model)
         self._opening = asyncio.create_task(self._open_worker(model))
 
@@ -102,6 +106,7 @@ class Engine:
             # whatever it is, nobody would hear of it from a task of its own
             logger.exception("MLX cannot be used")
             reason = "MLX cannot be used on this machine; the log has the cause."
+            self._preload_error = reason
             self._status_without_worker = EngineStatus(is_alive=False, load_error=reason)
             return
         if not self._is_closed:
@@ -136,17 +141,33 @@ class Engine:
 
     def status(self) -> EngineStatus:
         if self._worker is None:
-            return replace(self._status_without_worker, num_waiting=self._num_unfinished)
+            return replace(
+                self._status_without_worker,
+                preload_error=self._preload_error,
+                num_waiting=self._num_unfinished,
+            )
         # MLX is in the process now
         from mlx_server.engine.device import active_memory_bytes
 
         status = self._worker.status
+        self._note_preload(status)
         # the thread hears of new requests, and tells of its memory, only between two steps
         return replace(
             status,
+            preloaded=self._preloaded,
+            preload_error=self._preload_error,
             num_waiting=max(self._num_unfinished - status.num_running, 0),
             active_memory_bytes=active_memory_bytes(),
         )
+
+    def _note_preload(self, status: EngineStatus) -> None:
+        """Remember how the first load ended: others may follow before anybody asks for that one."""
+        if self._preload is None or self._preloaded is not None or self._preload_error is not None:
+            return
+        if status.model == self._preload:
+            self._preloaded = self._preload
+        elif status.load_error is not None:
+            self._preload_error = status.load_error
 
     @property
     def _num_unfinished(self) -> int:
@@ -203,8 +224,8 @@ class Engine:
     def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of the request, up to the last Delta of each of its `n` sequences.
 
-        Raises what can be known at once: ModelNotFound, an image for a model that cannot see. Closing
-        the generator aborts the request.
+        Raises what can be known at once: ModelNotFound, an image for a model that cannot see.
+        Closing the generator aborts the request.
         """
         if self._is_closed or not self.status().healthy:
             raise EngineStopped
@@ -278,6 +299,10 @@ class Engine:
         ]
 
     def _locate(self, model: str) -> Path:
+        """Called on the MLX thread when a load begins."""
+        if self._worker is not None:
+            # the last moment at which the status tells of the load before this one
+            self._note_preload(self._worker.status)
         path = self.catalog.local_path(self.catalog.resolve(model))
         if path is None:
             raise ModelLoadFailed("The model's checkpoint is not on this machine any more.")

@@ -105,8 +105,8 @@ class GenerationRequest:
     """One prompt and how to continue it; `n` sequences share the prompt and differ in `index`.
 
     `model` is the client's name for it, `None` or empty for the one that is loaded.
-    `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one to
-    the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
+    `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
+    to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
     tokens alone.
     """
 
