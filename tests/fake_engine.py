@@ -54,7 +54,8 @@ class FakeEngine:
 
     An exception in the script is raised and an asyncio.Event awaited; `endless` repeats the last
     step until the request is aborted. The last Progress before the start is what a request waits
-    for. `cache_before` is what the cache held when it is cleared; None takes too long.
+    for. Names of models are looked up once `disk` is set. `cache_before` is what the cache held
+    when it is cleared; None takes too long.
     """
 
     script: Sequence[Any] = ()
@@ -68,8 +69,12 @@ class FakeEngine:
     told: dict[str, Progress] = field(default_factory=dict)
     admitted: list[int] = field(default_factory=list)
     is_full: bool = False
+    disk: asyncio.Event = field(default_factory=asyncio.Event)
     num_steps: int = 0
     num_closed: int = 0
+
+    def __post_init__(self) -> None:
+        self.disk.set()
 
     def status(self) -> EngineStatus:
         return self.status_now
@@ -89,7 +94,11 @@ class FakeEngine:
         self.admitted.append(num_sequences)
         yield
 
-    def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def resolve(self, name: str | None) -> FakeEntry:
+        return self.catalog.resolve(name)
+
+    async def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        await self.disk.wait()
         self.catalog.resolve(request.model)
         self.requests.append(request)
         return self._play(request)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import shutil
+import weakref
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +25,7 @@ from mlx_server.engine.sequence import (
     SamplingParams,
     Sequence,
     Started,
+    TextPart,
 )
 from mlx_server.errors import (
     EngineOverloaded,
@@ -30,11 +35,13 @@ from mlx_server.errors import (
 from tests.engine_harness import (
     Client,
     go,
+    hold_opening,
     make_engine,
     request,
     running_engine,
     until,
 )
+from tests.pictures import png
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 
@@ -78,7 +85,7 @@ def test_b014_an_unknown_model_is_refused_at_once(script: Script, tmp_path: Path
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             with pytest.raises(ModelNotFound):
-                running.engine.submit(request(model="no/such-model"))
+                await running.engine.submit(request(model="no/such-model"))
             script.say("fine")
             assert await running.ask() == "fine"
 
@@ -110,7 +117,7 @@ def test_an_image_for_a_model_that_cannot_see_is_refused_at_once(
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             with pytest.raises(InvalidRequest) as raised:
-                running.engine.submit(replace(request(), prompt=ChatPrompt((message,))))
+                await running.engine.submit(replace(request(), prompt=ChatPrompt((message,))))
             assert raised.value.param == "messages.0.content.0"
 
     go(main())
@@ -225,17 +232,18 @@ def test_the_operator_s_limit_stands_beside_what_the_client_asked_for(
 
 
 def test_b115_a_turn_serves_all_that_came_before_it(
-    script: Script, other: Script, tmp_path: Path
+    script: Script, other: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gate = hold_opening(monkeypatch)
+
     async def main() -> None:
         async with running_engine(tmp_path, a=script, b=other) as running:
             script.say(*"aaaa")
             other.say(*"bbbb")
             script.say(*"cccc")
-            running.close_gates()
             begun = [running.begin(model=name) for name in "aba"]
-            await asyncio.sleep(0.05)
-            running.open_gates()
+            await until(lambda: len(running.engine._open) == 3)
+            gate.set()
             clients = await asyncio.gather(*(task for _, task in begun))
             assert [client.text() for client in clients] == ["aaaa", "bbbb", "cccc"]
             ids = [running.engine.catalog.resolve(name).id for name in "aba"]
@@ -279,5 +287,51 @@ def test_a_model_named_at_the_start_is_there_before_the_first_request(
         await engine.close()
         assert not any(isinstance(e, Progress) and e.stage == "loading" for e in client.events)
         assert loader.loads == ["a"]
+
+    go(main())
+
+
+def test_a_loaded_model_serves_on_when_its_folder_has_gone(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            script.say("fine")
+            await running.ask()
+            shutil.rmtree(tmp_path / "a")
+            for name in ("a", "short", None):
+                assert await running.ask(model=name) == "fine"
+            assert running.loader.loads == ["a"]
+
+    go(main())
+
+
+def test_nothing_outside_the_worker_holds_pictures_or_their_urls(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"data:image/png;base64,{b64encode(png()).decode()}"
+    message = ChatMessage("user", (TextPart("what?"), ImagePart(url, "p")))
+
+    async def main() -> None:
+        path = write_scripted_checkpoint(tmp_path / "a", vision_config={"hidden_size": 1})
+        engine = make_engine(tmp_path, [path], EngineConfig(), ScriptedLoader(a=script))
+        await engine.start()
+        submitted: list[Sequence] = []
+        worker = await engine._opened_worker()
+        monkeypatch.setattr(worker, "submit", submitted.extend)
+        stream = await engine.submit(replace(request(), prompt=ChatPrompt((message,))))
+        reading = asyncio.create_task(anext(stream))
+        await until(lambda: bool(submitted))
+        prompt = submitted[0].request.prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.messages[0].content == (TextPart("what?"), ImagePart("", "p"))
+        picture = weakref.ref(submitted[0].images[0].image)
+
+        submitted.clear()
+        gc.collect()
+
+        assert picture() is None
+        assert not reading.done()
+        reading.cancel()
+        await asyncio.wait([reading])
+        await engine.close()
 
     go(main())

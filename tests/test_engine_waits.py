@@ -16,8 +16,10 @@ from mlx_server.engine.status import EngineStatus
 from mlx_server.errors import EngineStopped
 from tests.engine_harness import (
     ONE_BY_ONE,
+    Client,
     Running,
     go,
+    hold_opening,
     make_engine,
     outcome,
     request,
@@ -218,15 +220,18 @@ def test_the_first_model_is_loading_from_the_start(script: Script, tmp_path: Pat
     go(main())
 
 
-def test_a_request_that_comes_before_mlx_waits_for_it(script: Script, tmp_path: Path) -> None:
+def test_a_request_that_comes_before_mlx_waits_for_it(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = hold_opening(monkeypatch)
+
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             script.say("fine")
-            assert running.engine._worker is None
             _, task = running.begin()
-            await asyncio.sleep(0)
-            assert now(running) == [Progress("queued", 0, 0)]
+            await until(lambda: now(running) == [Progress("queued", 0, 0)])
             assert running.engine.status().num_waiting == 1
+            gate.set()
             assert (await task).text() == "fine"
 
     go(main())
@@ -245,14 +250,14 @@ def test_without_mlx_the_server_is_not_healthy_and_says_why(
         path = write_scripted_checkpoint(tmp_path / "a")
         engine = make_engine(tmp_path, [path], EngineConfig(), ScriptedLoader(a=Script()))
         await engine.start("a")
-        early = asyncio.create_task(anext(engine.submit(request())))
+        early = asyncio.create_task(Client().read(engine, request()))
         await until(lambda: not engine.status().healthy)
         assert engine.status().load_error is not None
         assert "/opt" not in engine.status().load_error
         with pytest.raises(EngineStopped):
             await early
         with pytest.raises(EngineStopped):
-            engine.submit(request())
+            await engine.submit(request())
         await engine.close()
 
     go(main())

@@ -60,6 +60,24 @@ def test_b016_a_failure_before_the_first_byte_has_a_status(path: str, body: dict
     assert {"100", "64"} <= set(re.findall(r"\d+", answer.error["message"]))
 
 
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+def test_an_unknown_model_is_a_404_however_long_the_disk_takes(
+    path: str, body: dict[str, Any]
+) -> None:
+    async def work() -> Answer:
+        engine = FakeEngine()
+        engine.disk.clear()
+        app = make_app(engine, heartbeat_s=0.0)
+        request = Call(app, path, {**body, "model": "no/such"})
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert request.is_silent
+        engine.disk.set()
+        return await request.answer()
+
+    assert run(work()).status == 404
+
+
 @pytest.mark.parametrize(
     ("progress", "comment"),
     [

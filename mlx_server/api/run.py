@@ -42,6 +42,7 @@ class Run:
         self.ended = False
         self.sink = sink
         self._engine = engine
+        self._num_to_accept = len(requests)
         self._prompt_ids = [request.request_id for request in requests]
         self._on_close = on_close
         self._began = time.monotonic()
@@ -59,7 +60,9 @@ class Run:
                     pumps.create_task(self._pump(source, request))
 
     async def _pump(self, source: int, request: GenerationRequest) -> None:
-        async with aclosing(self._engine.submit(request)) as events:
+        async with aclosing(await self._engine.submit(request)) as events:
+            self._num_to_accept -= 1
+            self._news.set()
             async for event in events:
                 self.sink.take_in(source, event)
                 self._news.set()
@@ -85,6 +88,11 @@ class Run:
         self._news.clear()
         if self._watcher.done():
             raise ClientDisconnect
+
+    @property
+    def is_accepted(self) -> bool:
+        """The engine has seen all prompts and refused none at once."""
+        return self._num_to_accept == 0
 
     @property
     def age_s(self) -> float:

@@ -166,12 +166,16 @@ class EventStream(Response):
 
 
 async def start_stream(run: Run, sink: FrameSink, heartbeat_s: float) -> EventStream:
-    """Hold the response until the prompt is read or `heartbeat_s` is over; raise what fails."""
+    """Hold the response until the prompt is read or `heartbeat_s` is over; raise what fails.
+
+    What the engine refuses at once has its status even if the disk takes longer than that to tell.
+    """
+    now = asyncio.get_running_loop().time
     async with AsyncExitStack() as stack:
         stack.push_async_callback(run.close)
-        deadline = asyncio.get_running_loop().time() + heartbeat_s
-        while not (sink.has_started or run.ended) and asyncio.get_running_loop().time() < deadline:
-            await run.news(deadline)
+        deadline = now() + heartbeat_s
+        while not (sink.has_started or run.ended or (run.is_accepted and now() >= deadline)):
+            await run.news(deadline if run.is_accepted else None)
             if run.failure is not None:
                 raise run.failure
         stack.pop_all()

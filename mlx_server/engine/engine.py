@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 from mlx_server.catalog import Catalog, ModelEntry
 from mlx_server.config import EngineConfig
 from mlx_server.engine.downloads import Downloads
+from mlx_server.engine.model_lookup import ModelLookup
 from mlx_server.engine.opening import open_worker
+from mlx_server.engine.request_images import image_parts, refuse_blind, without_urls
 from mlx_server.engine.sequence import (
-    ChatPrompt,
     Delta,
     GenerationEvent,
     GenerationRequest,
-    ImagePart,
     Progress,
     Sequence,
     Started,
@@ -36,8 +36,6 @@ from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.errors import (
     EngineOverloaded,
     EngineStopped,
-    InvalidRequest,
-    ModelLoadFailed,
     ServerError,
 )
 
@@ -75,6 +73,7 @@ class Engine:
         self._load = load
         self._worker: Worker | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
         self._status_without_worker = EngineStatus()
         self._uids = itertools.count()
         self._open: dict[str, _OpenRequest] = {}
@@ -85,6 +84,7 @@ class Engine:
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._downloads = Downloads(catalog)
+        self._lookup = ModelLookup(catalog)
 
     async def start(self, preload: str | None = None) -> None:
         """Begin to serve; `preload` names the model that is put into the slot meanwhile.
@@ -117,8 +117,10 @@ class Engine:
 
     async def _opened_worker(self) -> Worker:
         """Waits until MLX is there; raises EngineStopped if it never will be."""
-        if self._worker is None and self._opening is not None:
-            await asyncio.wait([self._opening])
+        # who comes the moment it is there does not overtake those who have waited for it
+        async with self._turn:
+            if self._worker is None and self._opening is not None:
+                await asyncio.wait([self._opening])
         if self._worker is None:
             raise EngineStopped
         return self._worker
@@ -221,29 +223,31 @@ class Engine:
         finally:
             self._num_admitted -= num_sequences
 
-    def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of the request, up to the last Delta of each of its `n` sequences.
 
         Raises what can be known at once: ModelNotFound, an image for a model that cannot see.
         Closing the generator aborts the request.
         """
+        self._refuse_when_stopped()
+        entry = await self.resolve(request.model)
+        self._refuse_when_stopped()
+        if entry.is_cached:
+            refuse_blind(entry, request)
+        request = replace(request, default_max_tokens=self._config.default_max_tokens)
+        return self._events(request, entry)
+
+    def _refuse_when_stopped(self) -> None:
         if self._is_closed or not self.status().healthy:
             raise EngineStopped
-        entry = self._resolve(request.model)
-        images = image_parts(request)
-        if entry.is_cached:
-            refuse_blind(entry, images)
-        request = replace(request, default_max_tokens=self._config.default_max_tokens)
-        return self._events(request, entry, images)
 
-    def _resolve(self, name: str | None) -> ModelEntry:
-        if name:
-            return self.catalog.resolve(name)
+    async def resolve(self, name: str | None) -> ModelEntry:
+        """The model of that name, or the loaded one; raises ModelNotFound."""
         status = self.status()
-        return self.catalog.resolve(status.loading or status.model)
+        return await self._lookup.find(name, status.loading or status.model)
 
     async def _events(
-        self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
+        self, request: GenerationRequest, entry: ModelEntry
     ) -> AsyncGenerator[GenerationEvent, None]:
         opened = self._open[request.request_id] = _OpenRequest(entry.id, request.n)
         worker = None
@@ -253,10 +257,13 @@ class Engine:
                     opened.download = progress
                 opened.download = None
                 # what it can do is known only now
-                refuse_blind(self.catalog.resolve(entry.id), images)
+                refuse_blind(await self.resolve(entry.id), request)
             worker = await self._opened_worker()
-            loaded_images = await self._load_images(images)
-            worker.submit(self._make_sequences(request, entry, loaded_images))
+            images = await self._load_images(request)
+            request = without_urls(request)
+            worker.submit(self._make_sequences(request, entry, images))
+            # they are large, and nothing here needs them until the answer ends
+            del images
             has_started = False
             while opened.num_unfinished:
                 event = await opened.channel.get()
@@ -274,11 +281,11 @@ class Engine:
             if worker is not None and opened.num_unfinished:
                 worker.abort(request.request_id)
 
-    async def _load_images(self, images: list[ImagePart]) -> list[LoadedImage]:
+    async def _load_images(self, request: GenerationRequest) -> list[LoadedImage]:
         # what decodes pictures has come with MLX
         from mlx_server.engine.media import load_images
 
-        return await load_images(images, self._config.media)
+        return await load_images(image_parts(request), self._config.media)
 
     def _make_sequences(
         self, request: GenerationRequest, entry: ModelEntry, images: list[LoadedImage]
@@ -303,10 +310,7 @@ class Engine:
         if self._worker is not None:
             # the last moment at which the status tells of the load before this one
             self._note_preload(self._worker.status)
-        path = self.catalog.local_path(self.catalog.resolve(model))
-        if path is None:
-            raise ModelLoadFailed("The model's checkpoint is not on this machine any more.")
-        return path
+        return self._lookup.locate(model)
 
     def _post(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
         """Called on the MLX thread once a step."""
@@ -325,27 +329,6 @@ class Engine:
             elif isinstance(event, Progress) and event.stage == "prefill":
                 opened.prefill = event
             opened.channel.put_nowait(event)
-
-
-def image_parts(request: GenerationRequest) -> list[ImagePart]:
-    """The images of a chat in the order in which the template will place them."""
-    if not isinstance(request.prompt, ChatPrompt):
-        return []
-    return [
-        part
-        for message in request.prompt.messages
-        for part in message.content
-        if isinstance(part, ImagePart)
-    ]
-
-
-def refuse_blind(entry: ModelEntry, images: list[ImagePart]) -> None:
-    """Raises InvalidRequest if there are images and the model cannot see."""
-    if images and "vision" not in entry.capabilities:
-        raise InvalidRequest(
-            "This model reads text only. Leave the image out or name a model with vision.",
-            param=images[0].param,
-        )
 
 
 def seed_of(seed: int, index: int) -> int:
