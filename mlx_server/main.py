@@ -37,6 +37,7 @@ from mlx_server.greeting import (
 )
 from mlx_server.middleware.auth import ApiKeyAuth
 from mlx_server.middleware.body_guard import BodyGuard
+from mlx_server.middleware.connection import Connection
 from mlx_server.middleware.request_id import RequestId
 from mlx_server.progress import TerminalProgress
 
@@ -112,7 +113,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # Not "auto": the body guard makes up for what h11 lets pass, not for what others do.
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_S,

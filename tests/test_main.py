@@ -13,6 +13,7 @@ from mlx_server.config import ServerConfig
 from mlx_server.engine.status import EngineStatus
 from mlx_server.greeting import greeting
 from mlx_server.main import Server, announce, bind, create_app, uvicorn_config
+from mlx_server.middleware.connection import Connection
 from tests.asgi_client import Answer, Call, call, run
 from tests.fake_engine import answering
 from tests.live_server import LiveEngine
@@ -159,7 +160,7 @@ def test_the_documentation_is_served() -> None:
 
 def test_the_server_settings_suit_a_router_in_front() -> None:
     settings = uvicorn_config(hello_app, ServerConfig(drain_s=3.0))
-    assert settings.http == "h11"
+    assert settings.http is Connection
     assert settings.timeout_keep_alive > 90
     assert settings.limit_concurrency is None
     assert settings.h11_max_incomplete_event_size is None

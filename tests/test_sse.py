@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api import sse
 from mlx_server.engine.sequence import Delta, Progress, TokenLogprob
 from mlx_server.errors import ContextLengthExceeded, GenerationFailed
 from tests.asgi_client import Answer, Call, call, chunks, make_app, run
@@ -279,3 +280,35 @@ def test_tokens_are_sent_as_they_come() -> None:
             assert f'"t{count}"'.encode() in await request.piece()
 
     run(work())
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+def test_a_client_too_far_behind_is_told_and_holds_no_more_memory(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "MAX_UNSENT_CHARS", 5000)
+
+    async def work() -> tuple[FakeEngine, Answer]:
+        engine = FakeEngine([started(), Delta(0, "a", 1)], endless=True)
+        app, has_room = make_app(engine), asyncio.Event()
+
+        async def full(scope: Any, receive: Any, send: Any) -> None:
+            async def send_later(message: Any) -> None:
+                await has_room.wait()
+                await send(message)
+
+            await app(scope, receive, send_later)
+
+        request = Call(full, path, body)
+        while engine.num_closed == 0:
+            await asyncio.sleep(0)
+        has_room.set()
+        return engine, await request.answer()
+
+    engine, answer = run(work())
+
+    *written, last = answer.chunks
+    assert last["error"]["code"] == "generation_failed"
+    text = "".join(text_of(chunk["choices"][0]) for chunk in written)
+    assert text == "a" * (engine.num_steps - 1)
+    assert 5000 < len(answer.body) < 10_000
