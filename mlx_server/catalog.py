@@ -83,6 +83,11 @@ class Catalog:
             raise ModelNotFound()
         return self._entry(source)
 
+    def id_without_disk(self, name: str) -> str:
+        """The id of the model that has exactly this name; what no table knows is taken for one."""
+        source = self._names.find(name)
+        return name if source is None else self._names.id_of(source) or name
+
     def list(self) -> tuple[ModelEntry, ...]:
         """Everything that `resolve` finds, the default first."""
         cached = (

@@ -99,8 +99,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """The size of the weight files."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    """The size of the weight files; raises OSError."""
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def fingerprint(folder: Path) -> str:

@@ -37,6 +37,7 @@ from mlx_server.greeting import (
 )
 from mlx_server.middleware.auth import ApiKeyAuth
 from mlx_server.middleware.body_guard import BodyGuard
+from mlx_server.middleware.connection import Connection
 from mlx_server.middleware.request_id import RequestId
 from mlx_server.progress import TerminalProgress
 
@@ -112,7 +113,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # Not "auto": the body guard makes up for what h11 lets pass, not for what others do.
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -177,15 +178,15 @@ async def announce(server: Server, config: ServerConfig, listening: socket.socke
         while True:
             status = server.engine.status()
             if total := status.num_bytes_to_load:
-                report("load", total if status.model else status.load_progress.done, total)
-            if server.started and status.model is not None:
+                report("load", total if status.preloaded else status.load_progress.done, total)
+            if server.started and (model := status.preloaded) is not None:
                 needs_key = config.api_key is not None
-                print(greeting(url_of(listening), status.model, needs_key=needs_key), flush=True)
+                print(greeting(url_of(listening), model, needs_key=needs_key), flush=True)
                 return
-            if status.load_error is not None:
+            if status.preload_error is not None:
                 break
             await asyncio.sleep(POLL_S)
-    print(model_failed(config.models[0], status.load_error), file=sys.stderr)
+    print(model_failed(config.models[0], status.preload_error), file=sys.stderr)
     server.exit_status = 1
     server.should_exit = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,10 +11,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mlx_server.catalog import Catalog
 from mlx_server.config import EngineConfig, ServerConfig
+from mlx_server.engine import engine as engine_module
 from mlx_server.engine.engine import Engine
 from mlx_server.engine.loader import Load
+from mlx_server.engine.opening import open_worker
 from mlx_server.engine.sequence import (
     Delta,
     GenerationEvent,
@@ -39,7 +44,7 @@ class Client:
     events: list[GenerationEvent] = field(default_factory=list)
 
     async def read(self, engine: Engine, asked: GenerationRequest) -> Client:
-        async for event in engine.submit(asked):
+        async for event in await engine.submit(asked):
             self.events.append(event)
         return self
 
@@ -107,6 +112,18 @@ def make_engine(folder: Path, paths: list[Path], config: EngineConfig, load: Loa
         engine=config,
     )
     return Engine(config, Catalog.from_config(server), load=load)
+
+
+def hold_opening(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """MLX is there once the event is set, so that all requests before that come at once."""
+    gate = threading.Event()
+
+    def open_late(*args: Any, **kwargs: Any) -> Any:
+        gate.wait(TIMEOUT_S)
+        return open_worker(*args, **kwargs)
+
+    monkeypatch.setattr(engine_module, "open_worker", open_late)
+    return gate
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlx_server.engine.sequence import (
     TokenLogprob,
 )
 from mlx_server.engine.status import EngineStatus, PrefixCacheStats
-from mlx_server.errors import ModelNotFound
+from mlx_server.errors import EngineOverloaded, ModelNotFound
 
 MODEL = "org/fake"
 
@@ -53,18 +54,27 @@ class FakeEngine:
 
     An exception in the script is raised and an asyncio.Event awaited; `endless` repeats the last
     step until the request is aborted. The last Progress before the start is what a request waits
-    for. `cache_before` is what the cache held when it is cleared; None takes too long.
+    for. Names of models are looked up once `disk` is set. `cache_before` is what the cache held
+    when it is cleared; None takes too long.
     """
 
     script: Sequence[Any] = ()
     endless: bool = False
-    status_now: EngineStatus = field(default_factory=lambda: EngineStatus(model=MODEL))
+    status_now: EngineStatus = field(
+        default_factory=lambda: EngineStatus(model=MODEL, preloaded=MODEL)
+    )
     catalog: FakeCatalog = field(default_factory=lambda: FakeCatalog([FakeEntry()]))
     requests: list[GenerationRequest] = field(default_factory=list)
     cache_before: PrefixCacheStats | None = None
     told: dict[str, Progress] = field(default_factory=dict)
+    admitted: list[int] = field(default_factory=list)
+    is_full: bool = False
+    disk: asyncio.Event = field(default_factory=asyncio.Event)
     num_steps: int = 0
     num_closed: int = 0
+
+    def __post_init__(self) -> None:
+        self.disk.set()
 
     def status(self) -> EngineStatus:
         return self.status_now
@@ -77,7 +87,18 @@ class FakeEngine:
             raise TimeoutError
         return self.cache_before
 
-    def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    @contextmanager
+    def admit(self, num_sequences: int) -> Iterator[None]:
+        if self.is_full:
+            raise EngineOverloaded("Full.")
+        self.admitted.append(num_sequences)
+        yield
+
+    async def resolve(self, name: str | None) -> FakeEntry:
+        return self.catalog.resolve(name)
+
+    async def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        await self.disk.wait()
         self.catalog.resolve(request.model)
         self.requests.append(request)
         return self._play(request)

@@ -66,7 +66,9 @@ class LoadingEngine(LiveEngine):
     async def start(self, preload: str | None = None) -> None:
         self.status_now = EngineStatus(loading=preload)
         outcome = (
-            EngineStatus(load_error="no weights") if self.is_broken else EngineStatus(model=MODEL)
+            EngineStatus(preload_error="no weights")
+            if self.is_broken
+            else EngineStatus(model=MODEL, preloaded=MODEL)
         )
         asyncio.get_running_loop().call_later(LOAD_S, self._loaded, outcome)
 

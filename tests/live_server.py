@@ -34,11 +34,11 @@ class LiveEngine(FakeEngine):
 
 @contextmanager
 def live_server(
-    app: ASGIApp, config: ServerConfig | None = None, *, http: str = "h11"
+    app: ASGIApp, config: ServerConfig | None = None, *, http: str | None = None
 ) -> Iterator[Address]:
     """Serve `app` from a thread on a free port, for as long as the context lasts."""
     settings = uvicorn_config(app, config or ServerConfig(drain_s=0.0))
-    settings.http = http
+    settings.http = http or settings.http
     server = uvicorn.Server(settings)
     with bind("127.0.0.1", 0) as listening:
         # From here on connections are taken in, so that nobody need wait for the thread.

@@ -202,3 +202,14 @@ def test_what_cannot_be_done_is_refused_by_name(
 
 def test_the_path_without_the_version_is_served() -> None:
     assert call(make_app(answering("ok")), "/completions", {"prompt": "a"}).status == 200
+
+
+def test_all_prompts_of_a_request_are_let_in_or_refused_together() -> None:
+    engine = FakeEngine([started(), *deltas("x"), *deltas("y", index=1)])
+    complete(engine, prompt=["a", "b", "c"], n=2)
+    assert engine.admitted == [6]
+
+    engine = FakeEngine(is_full=True)
+    answer = call(make_app(engine), PATH, {"prompt": ["a", "b", "c"]})
+    assert answer.status == 429
+    assert engine.requests == []

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.checkpoint_files import fingerprint, missing_file, read_json, weight_names
+from mlx_server.checkpoint_files import (
+    fingerprint,
+    missing_file,
+    read_json,
+    weight_bytes,
+    weight_names,
+)
 from tests.checkpoint_folders import write_checkpoint, write_safetensors
 
 
@@ -68,6 +74,18 @@ def test_tensor_names_come_from_the_index_or_the_header(tmp_path: Path) -> None:
     assert weight_names(folder) == {"a.weight", "b.weight"}
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"c": "x.safetensors"}}')
     assert weight_names(folder) == {"c"}
+
+
+def test_the_size_of_the_weights_leaves_out_what_is_not_loaded(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    (folder / "model.safetensors").write_bytes(b"12345")
+    (folder / "consolidated.safetensors").write_bytes(b"1234567")
+    assert weight_bytes(folder) == 5
+    (folder / "shard.safetensors").write_bytes(b"123")
+    (folder / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "shard.safetensors"}}'
+    )
+    assert weight_bytes(folder) == 3
 
 
 def checkpoint_of(path: Path, weights: bytes = b"0123456789" * 100_000) -> Path:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import shutil
+import weakref
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +23,9 @@ from mlx_server.engine.sequence import (
     ImagePart,
     Progress,
     SamplingParams,
+    Sequence,
     Started,
+    TextPart,
 )
 from mlx_server.errors import (
     EngineOverloaded,
@@ -29,11 +35,13 @@ from mlx_server.errors import (
 from tests.engine_harness import (
     Client,
     go,
+    hold_opening,
     make_engine,
     request,
     running_engine,
     until,
 )
+from tests.pictures import png
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 
@@ -77,7 +85,7 @@ def test_b014_an_unknown_model_is_refused_at_once(script: Script, tmp_path: Path
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             with pytest.raises(ModelNotFound):
-                running.engine.submit(request(model="no/such-model"))
+                await running.engine.submit(request(model="no/such-model"))
             script.say("fine")
             assert await running.ask() == "fine"
 
@@ -109,27 +117,29 @@ def test_an_image_for_a_model_that_cannot_see_is_refused_at_once(
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             with pytest.raises(InvalidRequest) as raised:
-                running.engine.submit(replace(request(), prompt=ChatPrompt((message,))))
+                await running.engine.submit(replace(request(), prompt=ChatPrompt((message,))))
             assert raised.value.param == "messages.0.content.0"
 
     go(main())
 
 
-def test_a_full_queue_refuses_and_has_room_again(script: Script, tmp_path: Path) -> None:
-    async def main() -> None:
-        config = EngineConfig(max_waiting=2)
-        async with running_engine(tmp_path, config=config, a=script) as running:
-            script.say("fine")
-            running.close_gates()
-            tasks = [running.begin()[1] for _ in range(2)]
-            await asyncio.sleep(0)
-            with pytest.raises(EngineOverloaded):
-                running.engine.submit(request())
-            running.open_gates()
-            await asyncio.gather(*tasks)
-            assert await running.ask() == "fine"
+def test_a_full_queue_refuses_and_has_room_again(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, [tmp_path], EngineConfig(max_waiting=4), ScriptedLoader())
+    with engine.admit(3):
+        with pytest.raises(EngineOverloaded), engine.admit(2):
+            pass
+        with engine.admit(1), pytest.raises(EngineOverloaded), engine.admit(1):
+            pass
+        with engine.admit(1):
+            pass
+    with engine.admit(4), pytest.raises(EngineOverloaded), engine.admit(1):
+        pass
 
-    go(main())
+
+def test_who_comes_alone_is_admitted_however_many_answers_it_wants(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, [tmp_path], EngineConfig(max_waiting=2), ScriptedLoader())
+    with engine.admit(3), pytest.raises(EngineOverloaded), engine.admit(1):
+        pass
 
 
 def test_b047_n_answers_share_one_start_and_have_their_own_ends(
@@ -202,18 +212,38 @@ def test_the_operator_s_limit_holds_where_the_client_sets_none(
     go(main())
 
 
-def test_b115_a_turn_serves_all_that_came_before_it(
-    script: Script, other: Script, tmp_path: Path
+@pytest.mark.parametrize("max_tokens", [None, 5])
+def test_the_operator_s_limit_stands_beside_what_the_client_asked_for(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int | None
 ) -> None:
+    async def main() -> None:
+        config = EngineConfig(default_max_tokens=3)
+        async with running_engine(tmp_path, config=config, a=script) as running:
+            seen: list[Sequence] = []
+            worker = await running.engine._opened_worker()
+            monkeypatch.setattr(worker, "submit", seen.extend)
+            _, task = running.begin(max_tokens=max_tokens)
+            await until(lambda: bool(seen))
+            task.cancel()
+            asked = seen[0].request
+            assert (asked.max_tokens, asked.default_max_tokens) == (max_tokens, 3)
+
+    go(main())
+
+
+def test_b115_a_turn_serves_all_that_came_before_it(
+    script: Script, other: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = hold_opening(monkeypatch)
+
     async def main() -> None:
         async with running_engine(tmp_path, a=script, b=other) as running:
             script.say(*"aaaa")
             other.say(*"bbbb")
             script.say(*"cccc")
-            running.close_gates()
             begun = [running.begin(model=name) for name in "aba"]
-            await asyncio.sleep(0.05)
-            running.open_gates()
+            await until(lambda: len(running.engine._open) == 3)
+            gate.set()
             clients = await asyncio.gather(*(task for _, task in begun))
             assert [client.text() for client in clients] == ["aaaa", "bbbb", "cccc"]
             ids = [running.engine.catalog.resolve(name).id for name in "aba"]
@@ -257,5 +287,51 @@ def test_a_model_named_at_the_start_is_there_before_the_first_request(
         await engine.close()
         assert not any(isinstance(e, Progress) and e.stage == "loading" for e in client.events)
         assert loader.loads == ["a"]
+
+    go(main())
+
+
+def test_a_loaded_model_serves_on_when_its_folder_has_gone(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running_engine(tmp_path, a=script) as running:
+            script.say("fine")
+            await running.ask()
+            shutil.rmtree(tmp_path / "a")
+            for name in ("a", "short", None):
+                assert await running.ask(model=name) == "fine"
+            assert running.loader.loads == ["a"]
+
+    go(main())
+
+
+def test_nothing_outside_the_worker_holds_pictures_or_their_urls(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"data:image/png;base64,{b64encode(png()).decode()}"
+    message = ChatMessage("user", (TextPart("what?"), ImagePart(url, "p")))
+
+    async def main() -> None:
+        path = write_scripted_checkpoint(tmp_path / "a", vision_config={"hidden_size": 1})
+        engine = make_engine(tmp_path, [path], EngineConfig(), ScriptedLoader(a=script))
+        await engine.start()
+        submitted: list[Sequence] = []
+        worker = await engine._opened_worker()
+        monkeypatch.setattr(worker, "submit", submitted.extend)
+        stream = await engine.submit(replace(request(), prompt=ChatPrompt((message,))))
+        reading = asyncio.create_task(anext(stream))
+        await until(lambda: bool(submitted))
+        prompt = submitted[0].request.prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.messages[0].content == (TextPart("what?"), ImagePart("", "p"))
+        picture = weakref.ref(submitted[0].images[0].image)
+
+        submitted.clear()
+        gc.collect()
+
+        assert picture() is None
+        assert not reading.done()
+        reading.cancel()
+        await asyncio.wait([reading])
+        await engine.close()
 
     go(main())

@@ -72,7 +72,7 @@ def test_b066_leaving_in_the_middle_of_an_answer_stops_it(
             script.say(*["x"] * 5000)
             script.say("fine")
             if how == "close":
-                stream = running.engine.submit(request())
+                stream = await running.engine.submit(request())
                 async for event in stream:
                     if isinstance(event, Delta) and event.num_completion_tokens == 5:
                         break
@@ -195,7 +195,7 @@ def test_closing_ends_what_runs_and_what_waits(script: Script, tmp_path: Path) -
             for task in (first, second):
                 assert isinstance(await outcome(task), EngineStopped)
             with pytest.raises(EngineStopped):
-                running.engine.submit(request())
+                await running.engine.submit(request())
             assert running.engine.status().state == "stopped"
             await running.engine.close()
 
@@ -239,7 +239,7 @@ def test_closing_gives_those_who_run_their_time(script: Script, tmp_path: Path) 
             closing = asyncio.create_task(running.engine.close(drain_s=10))
             await asyncio.sleep(0)
             with pytest.raises(EngineStopped):
-                running.engine.submit(request())
+                await running.engine.submit(request())
             assert (await task).text() == "x" * 50
             await closing
 
@@ -284,7 +284,7 @@ def test_a_request_that_was_let_in_is_refused_after_the_close(
 ) -> None:
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
-            stream = running.engine.submit(request())
+            stream = await running.engine.submit(request())
             await running.engine.close()
             with pytest.raises(EngineStopped):
                 await anext(stream)

@@ -13,10 +13,13 @@ from mlx_server.engine import engine as engine_module
 from mlx_server.engine.engine import Engine
 from mlx_server.engine.sequence import Progress
 from mlx_server.engine.status import EngineStatus
-from mlx_server.errors import EngineOverloaded, EngineStopped
+from mlx_server.errors import EngineStopped
 from tests.engine_harness import (
+    ONE_BY_ONE,
+    Client,
     Running,
     go,
+    hold_opening,
     make_engine,
     outcome,
     request,
@@ -64,6 +67,26 @@ def test_the_place_in_the_queue_is_that_of_now(script: Script, tmp_path: Path) -
 async def outcome_of_cancelled(task: asyncio.Task[Any]) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_waiting_and_running_are_counted_in_answers(script: Script, tmp_path: Path) -> None:
+    async def main() -> None:
+        config = EngineConfig(max_num_seqs=3)
+        async with running_engine(tmp_path, config=config, a=script) as running:
+            engine = running.engine
+            script.say(*["x"] * 5000)
+            script.token_s = 0.003
+            tasks = [running.begin(n=3)[1]]
+            await until(lambda: engine.status().num_running == 3)
+            tasks += [running.begin(n=n)[1] for n in (1, 2)]
+            await until(lambda: engine.status().num_waiting == 3)
+            assert engine.status().num_running == 3
+            for task in tasks:
+                task.cancel()
+                await outcome_of_cancelled(task)
+            assert engine.status().num_waiting == 0
+
+    go(main())
 
 
 def test_a_prefill_is_told_in_tokens_until_it_is_over(script: Script, tmp_path: Path) -> None:
@@ -118,38 +141,6 @@ def test_a_load_is_told_by_its_bytes_and_never_as_done() -> None:
     wider = EngineStatus(loading="a", num_bytes_to_load=100, active_memory_bytes=170)
     assert wider.load_progress == Progress("loading", 99, 100)
     assert EngineStatus(loading="a", active_memory_bytes=5).load_progress == Progress("loading")
-
-
-def test_all_answers_of_a_request_take_a_place_in_the_queue(script: Script, tmp_path: Path) -> None:
-    async def main() -> None:
-        config = EngineConfig(max_waiting=4)
-        async with running_engine(tmp_path, config=config, a=script) as running:
-            script.say("fine")
-            running.close_gates()
-            tasks = [running.begin(n=3)[1]]
-            await asyncio.sleep(0)
-            with pytest.raises(EngineOverloaded):
-                running.engine.submit(request(n=2))
-            tasks.append(running.begin(n=1)[1])
-            await asyncio.sleep(0)
-            with pytest.raises(EngineOverloaded):
-                running.engine.submit(request())
-            running.open_gates()
-            await asyncio.gather(*tasks)
-
-    go(main())
-
-
-def test_a_request_that_comes_alone_is_served_however_many_answers_it_wants(
-    script: Script, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        config = EngineConfig(max_waiting=2)
-        async with running_engine(tmp_path, config=config, a=script) as running:
-            script.say("fine")
-            assert await running.ask(n=3) == "fine"
-
-    go(main())
 
 
 def test_the_cache_is_cleared_between_steps_and_its_numbers_are_told(
@@ -229,25 +220,29 @@ def test_the_first_model_is_loading_from_the_start(script: Script, tmp_path: Pat
     go(main())
 
 
-def test_a_request_that_comes_before_mlx_waits_for_it(script: Script, tmp_path: Path) -> None:
+def test_a_request_that_comes_before_mlx_waits_for_it(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = hold_opening(monkeypatch)
+
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             script.say("fine")
-            assert running.engine._worker is None
             _, task = running.begin()
-            await asyncio.sleep(0)
-            assert now(running) == [Progress("queued", 0, 0)]
+            await until(lambda: now(running) == [Progress("queued", 0, 0)])
             assert running.engine.status().num_waiting == 1
+            gate.set()
             assert (await task).text() == "fine"
 
     go(main())
 
 
+@pytest.mark.parametrize("kind", [ImportError, OSError, RuntimeError, ValueError, KeyError])
 def test_without_mlx_the_server_is_not_healthy_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise ImportError("libmlx.so: cannot open /opt/x")
+        raise kind("libmlx.so: cannot open /opt/x")
 
     monkeypatch.setattr(engine_module, "open_worker", fail)
 
@@ -255,14 +250,14 @@ def test_without_mlx_the_server_is_not_healthy_and_says_why(
         path = write_scripted_checkpoint(tmp_path / "a")
         engine = make_engine(tmp_path, [path], EngineConfig(), ScriptedLoader(a=Script()))
         await engine.start("a")
-        early = asyncio.create_task(anext(engine.submit(request())))
+        early = asyncio.create_task(Client().read(engine, request()))
         await until(lambda: not engine.status().healthy)
         assert engine.status().load_error is not None
         assert "/opt" not in engine.status().load_error
         with pytest.raises(EngineStopped):
             await early
         with pytest.raises(EngineStopped):
-            engine.submit(request())
+            await engine.submit(request())
         await engine.close()
 
     go(main())
@@ -280,5 +275,30 @@ def test_a_close_before_mlx_is_there_ends_those_who_wait(script: Script, tmp_pat
         assert isinstance(await outcome(task), EngineStopped)
         assert engine.status().state == "stopped"
         assert script.log == []
+
+    go(main())
+
+
+@pytest.mark.parametrize("first_is_broken", [False, True])
+def test_how_the_first_load_ended_is_known_after_others_have_followed(
+    script: Script, other: Script, tmp_path: Path, first_is_broken: bool
+) -> None:
+    async def main() -> None:
+        paths = [write_scripted_checkpoint(tmp_path / name) for name in "ab"]
+        loader = ScriptedLoader(a=script, b=other)
+        broken = script if first_is_broken else other
+        broken.load_error = ValueError("broken")
+        engine = make_engine(tmp_path, paths, ONE_BY_ONE, loader)
+        # nobody asks for the status before the second load is over
+        await engine.start("a")
+        worker = await engine._opened_worker()
+        worker.submit(engine._make_sequences(request(), engine.catalog.resolve("b"), []))
+        await until(lambda: loader.loads == ["a", "b"])
+        await until(lambda: worker.status.loading is None)
+
+        status = engine.status()
+        await engine.close()
+        assert status.preloaded == (None if first_is_broken else "a")
+        assert (status.preload_error is not None) is first_is_broken
 
     go(main())

@@ -34,14 +34,14 @@ LIMIT = 100_000
 
 HAS_HTTPTOOLS = importlib.util.find_spec("httptools") is not None
 PARSERS = [
-    "h11",
+    pytest.param(None, id="h11"),
     pytest.param(
         "httptools", marks=pytest.mark.skipif(not HAS_HTTPTOOLS, reason="is not installed")
     ),
 ]
 
 
-def serve(http: str = "h11", **config: float) -> Iterator[Address]:
+def serve(http: str | None = None, **config: float) -> Iterator[Address]:
     settings = ServerConfig(max_body_bytes=LIMIT, drain_s=0.0, **config)  # type: ignore[arg-type]
     app = create_app(settings, LiveEngine(answering("hello").script))  # type: ignore[arg-type]
     with live_server(add_echo(app), settings, http=http) as address:
@@ -321,7 +321,7 @@ LARGE = {
 
 @pytest.mark.parametrize("http", PARSERS)
 @pytest.mark.parametrize(("size", "chunk_size"), LARGE.values(), ids=LARGE)
-def test_a_large_body_arrives_whole(http: str, size: int, chunk_size: int | None) -> None:
+def test_a_large_body_arrives_whole(http: str | None, size: int, chunk_size: int | None) -> None:
     settings = ServerConfig(max_body_bytes=64 * MIB, drain_s=0.0)
     app = add_echo(create_app(settings, LiveEngine()))  # type: ignore[arg-type]
     with live_server(app, settings, http=http) as address:

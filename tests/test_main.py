@@ -10,8 +10,10 @@ import pytest
 from fastapi import FastAPI
 
 from mlx_server.config import ServerConfig
+from mlx_server.engine.status import EngineStatus
 from mlx_server.greeting import greeting
-from mlx_server.main import create_app, uvicorn_config
+from mlx_server.main import Server, announce, bind, create_app, uvicorn_config
+from mlx_server.middleware.connection import Connection
 from tests.asgi_client import Answer, Call, call, run
 from tests.fake_engine import answering
 from tests.live_server import LiveEngine
@@ -158,7 +160,7 @@ def test_the_documentation_is_served() -> None:
 
 def test_the_server_settings_suit_a_router_in_front() -> None:
     settings = uvicorn_config(hello_app, ServerConfig(drain_s=3.0))
-    assert settings.http == "h11"
+    assert settings.http is Connection
     assert settings.timeout_keep_alive > 90
     assert settings.limit_concurrency is None
     assert settings.h11_max_incomplete_event_size is None
@@ -175,3 +177,18 @@ def test_the_command_that_the_greeting_shows_is_answered() -> None:
     name, _, value = content_type.partition(": ")
     answer = ask(make_app(), CHAT, json.loads(body), **{name: value})
     assert answer.json["choices"][0]["message"]["content"] == "hello"
+
+
+def test_the_failure_of_another_model_does_not_count_for_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = ServerConfig(models=("fake", "b"))
+    engine = LiveEngine(status_now=EngineStatus(load_error="broken", preloaded="org/fake"))
+    server = Server(hello_app, config, engine)  # type: ignore[arg-type]
+    server.started = True
+
+    with bind("127.0.0.1", 0) as listening:
+        run(announce(server, config, listening))
+
+    assert not server.should_exit
+    assert "org/fake" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api import sse
 from mlx_server.engine.sequence import Delta, Progress, TokenLogprob
 from mlx_server.errors import ContextLengthExceeded, GenerationFailed
 from tests.asgi_client import Answer, Call, call, chunks, make_app, run
@@ -58,6 +59,24 @@ def test_b016_a_failure_before_the_first_byte_has_a_status(path: str, body: dict
     assert answer.status == 400
     assert answer.error["code"] == "context_length_exceeded"
     assert {"100", "64"} <= set(re.findall(r"\d+", answer.error["message"]))
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+def test_an_unknown_model_is_a_404_however_long_the_disk_takes(
+    path: str, body: dict[str, Any]
+) -> None:
+    async def work() -> Answer:
+        engine = FakeEngine()
+        engine.disk.clear()
+        app = make_app(engine, heartbeat_s=0.0)
+        request = Call(app, path, {**body, "model": "no/such"})
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert request.is_silent
+        engine.disk.set()
+        return await request.answer()
+
+    assert run(work()).status == 404
 
 
 @pytest.mark.parametrize(
@@ -261,3 +280,35 @@ def test_tokens_are_sent_as_they_come() -> None:
             assert f'"t{count}"'.encode() in await request.piece()
 
     run(work())
+
+
+@pytest.mark.parametrize(("path", "body"), ENDPOINTS)
+def test_a_client_too_far_behind_is_told_and_holds_no_more_memory(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "MAX_UNSENT_CHARS", 5000)
+
+    async def work() -> tuple[FakeEngine, Answer]:
+        engine = FakeEngine([started(), Delta(0, "a", 1)], endless=True)
+        app, has_room = make_app(engine), asyncio.Event()
+
+        async def full(scope: Any, receive: Any, send: Any) -> None:
+            async def send_later(message: Any) -> None:
+                await has_room.wait()
+                await send(message)
+
+            await app(scope, receive, send_later)
+
+        request = Call(full, path, body)
+        while engine.num_closed == 0:
+            await asyncio.sleep(0)
+        has_room.set()
+        return engine, await request.answer()
+
+    engine, answer = run(work())
+
+    *written, last = answer.chunks
+    assert last["error"]["code"] == "generation_failed"
+    text = "".join(text_of(chunk["choices"][0]) for chunk in written)
+    assert text == "a" * (engine.num_steps - 1)
+    assert 5000 < len(answer.body) < 10_000

@@ -31,7 +31,7 @@ def model_list_router(engine: Engine) -> APIRouter:
     @router.get("/models/{model_id:path}")
     async def retrieve_model(model_id: str) -> ModelObject:
         """One of the models, by its id or any of its aliases."""
-        entry = await asyncio.to_thread(engine.catalog.resolve, model_id)
+        entry = await engine.resolve(model_id)
         return model_object(entry, engine.status())
 
     return router

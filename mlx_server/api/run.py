@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Run:
     """Generates from its creation until `close`, which aborts whatever is still going on.
 
-    Each request is pulled by a task of its own: waiting for news can then time out without losing
-    an event, and whatever fails in the engine or in the sink arrives as `failure`.
+    The events are pulled by a task of its own: waiting for news can then time out without losing an
+    event, and whatever fails in the engine or in the sink arrives as `failure`.
     """
 
     def __init__(
@@ -42,37 +42,41 @@ class Run:
         self.ended = False
         self.sink = sink
         self._engine = engine
-        self._requests = requests
+        self._num_to_accept = len(requests)
+        self._prompt_ids = [request.request_id for request in requests]
         self._on_close = on_close
         self._began = time.monotonic()
         self._news = asyncio.Event()
-        self._num_running = len(requests)
         self._watcher = asyncio.create_task(hang_up(receive))
         self._watcher.add_done_callback(lambda _: self._news.set())
-        self._pumps = [
-            asyncio.create_task(self._pump(i, request)) for i, request in enumerate(requests)
-        ]
-        for pump in self._pumps:
-            pump.add_done_callback(self._pump_done)
+        self._work = asyncio.create_task(self._generate(requests))
+        self._work.add_done_callback(self._end)
+
+    async def _generate(self, requests: Sequence[GenerationRequest]) -> None:
+        """All prompts at once; the first that fails ends the others."""
+        with self._engine.admit(sum(request.n for request in requests)):
+            async with asyncio.TaskGroup() as pumps:
+                for source, request in enumerate(requests):
+                    pumps.create_task(self._pump(source, request))
 
     async def _pump(self, source: int, request: GenerationRequest) -> None:
-        async with aclosing(self._engine.submit(request)) as events:
+        async with aclosing(await self._engine.submit(request)) as events:
+            self._num_to_accept -= 1
+            self._news.set()
             async for event in events:
                 self.sink.take_in(source, event)
                 self._news.set()
 
-    def _pump_done(self, pump: asyncio.Task[None]) -> None:
-        self._num_running -= 1
-        if not pump.cancelled() and (error := pump.exception()) is not None:
-            self.failure = self.failure or as_server_error(error)
-        if self._num_running == 0:
-            self._end()
-        self._news.set()
-
-    def _end(self) -> None:
+    def _end(self, work: asyncio.Task[None]) -> None:
         self.ended = True
-        if not self.sink.is_complete and self.failure is None:
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is not None:
+            self.failure = self.failure or as_server_error(error)
+        elif not self.sink.is_complete and self.failure is None:
             self.failure = GenerationFailed("The answer broke off before its end.")
+        self._news.set()
 
     async def news(self, deadline: float | None = None) -> None:
         """Wait for events, the end, a failure or `deadline` (loop time); raise ClientDisconnect if
@@ -86,12 +90,17 @@ class Run:
             raise ClientDisconnect
 
     @property
+    def is_accepted(self) -> bool:
+        """The engine has seen all prompts and refused none at once."""
+        return self._num_to_accept == 0
+
+    @property
     def age_s(self) -> float:
         return time.monotonic() - self._began
 
     def progress(self) -> Progress | None:
         """What the first of the prompts that are not read yet waits for, if one is left."""
-        told = (self._engine.progress(request.request_id) for request in self._requests)
+        told = (self._engine.progress(prompt_id) for prompt_id in self._prompt_ids)
         return next((progress for progress in told if progress is not None), None)
 
     def cancel(self) -> bool:
@@ -99,17 +108,15 @@ class Run:
         if self.ended or self.failure is not None:
             return False
         self.failure = RequestCancelled()
-        for pump in self._pumps:
-            pump.cancel()
+        self._work.cancel()
         self._news.set()
         return True
 
     async def close(self) -> None:
         self._on_close()
-        tasks = (*self._pumps, self._watcher)
-        for task in tasks:
+        for task in (self._work, self._watcher):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._work, self._watcher, return_exceptions=True)
 
 
 async def hang_up(receive: Receive) -> None:

@@ -22,8 +22,8 @@ from mlx_server.api.error_handlers import error_body
 from mlx_server.api.run import Run
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink
 from mlx_server.api.wire_json import to_json
-from mlx_server.engine.sequence import GenerationRequest, Progress, Started
-from mlx_server.errors import ServerError
+from mlx_server.engine.sequence import GenerationEvent, GenerationRequest, Progress, Started
+from mlx_server.errors import GenerationFailed, ServerError
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,9 @@ DONE = "data: [DONE]\n\n"
 
 # A character takes up to six bytes in JSON: a piece of text and a group of logprobs fit one line.
 MAX_TEXT_CHARS = 3000
+
+# So far may a client be behind what is written, many thousands of tokens.
+MAX_UNSENT_CHARS = 1 << 24
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -79,6 +82,7 @@ class FrameSink(EventSink):
         self._sends_usage = usage.is_sent
         self._end_of_chunk = ',"usage":null}\n\n' if usage.is_asked_for else "}\n\n"
         self._frames: list[str] = []
+        self._num_unsent_chars = 0
         self._write_envelope()
 
     def _write_envelope(self) -> None:
@@ -97,13 +101,21 @@ class FrameSink(EventSink):
             self._write_envelope()
         super()._start(source, event)
 
+    def take_in(self, source: int, event: GenerationEvent) -> None:
+        """Raises GenerationFailed if the client is too far behind."""
+        super().take_in(source, event)
+        if self._num_unsent_chars > MAX_UNSENT_CHARS:
+            raise GenerationFailed("The stream was read too slowly. Ask for a shorter answer.")
+
     @abstractmethod
     def failed_choice(self) -> str:
         """The JSON of an empty choice whose finish_reason is `error`."""
 
     def chunk(self, choice: str) -> None:
         """Append a frame with the JSON of one choice."""
-        self._frames.append(f"{self._envelope}{choice}]{self._end_of_chunk}")
+        frame = f"{self._envelope}{choice}]{self._end_of_chunk}"
+        self._num_unsent_chars += len(frame)
+        self._frames.append(frame)
 
     def finish(self) -> None:
         if self._sends_usage:
@@ -120,6 +132,7 @@ class FrameSink(EventSink):
         """The frames since the last call, for sending."""
         body = "".join(self._frames)
         self._frames.clear()
+        self._num_unsent_chars = 0
         return body.encode(errors="replace")
 
 
@@ -166,12 +179,16 @@ class EventStream(Response):
 
 
 async def start_stream(run: Run, sink: FrameSink, heartbeat_s: float) -> EventStream:
-    """Hold the response until the prompt is read or `heartbeat_s` is over; raise what fails."""
+    """Hold the response until the prompt is read or `heartbeat_s` is over; raise what fails.
+
+    What the engine refuses at once has its status even if the disk takes longer than that to tell.
+    """
+    now = asyncio.get_running_loop().time
     async with AsyncExitStack() as stack:
         stack.push_async_callback(run.close)
-        deadline = asyncio.get_running_loop().time() + heartbeat_s
-        while not (sink.has_started or run.ended) and asyncio.get_running_loop().time() < deadline:
-            await run.news(deadline)
+        deadline = now() + heartbeat_s
+        while not (sink.has_started or run.ended or (run.is_accepted and now() >= deadline)):
+            await run.news(deadline if run.is_accepted else None)
             if run.failure is not None:
                 raise run.failure
         stack.pop_all()

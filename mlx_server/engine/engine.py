@@ -13,7 +13,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 from mlx_server.catalog import Catalog, ModelEntry
 from mlx_server.config import EngineConfig
 from mlx_server.engine.downloads import Downloads
+from mlx_server.engine.model_lookup import ModelLookup
 from mlx_server.engine.opening import open_worker
+from mlx_server.engine.request_images import image_parts, refuse_blind, without_urls
 from mlx_server.engine.sequence import (
-    ChatPrompt,
     Delta,
     GenerationEvent,
     GenerationRequest,
-    ImagePart,
     Progress,
     Sequence,
     Started,
@@ -36,8 +36,6 @@ from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.errors import (
     EngineOverloaded,
     EngineStopped,
-    InvalidRequest,
-    ModelLoadFailed,
     ServerError,
 )
 
@@ -59,7 +57,7 @@ class _OpenRequest:
     """A request that has not ended; `download` and `prefill` are how far these are."""
 
     model: str
-    num_sequences: int
+    num_unfinished: int
     channel: Events = field(default_factory=asyncio.Queue)
     download: Progress | None = None
     prefill: Progress | None = None
@@ -75,12 +73,18 @@ class Engine:
         self._load = load
         self._worker: Worker | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
         self._status_without_worker = EngineStatus()
         self._uids = itertools.count()
         self._open: dict[str, _OpenRequest] = {}
+        self._num_admitted = 0
+        self._preload: str | None = None
+        self._preloaded: str | None = None
+        self._preload_error: str | None = None
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._downloads = Downloads(catalog)
+        self._lookup = ModelLookup(catalog)
 
     async def start(self, preload: str | None = None) -> None:
         """Begin to serve; `preload` names the model that is put into the slot meanwhile.
@@ -89,6 +93,7 @@ class Engine:
         """
         self._loop = asyncio.get_running_loop()
         model = None if preload is None else self.catalog.resolve(preload).id
+        self._preload = model
         self._status_without_worker = EngineStatus(loading=model)
         self._opening = asyncio.create_task(self._open_worker(model))
 
@@ -97,9 +102,11 @@ class Engine:
             worker = await asyncio.to_thread(
                 open_worker, self._config, self._load, locate=self._locate, post=self._post
             )
-        except (ImportError, OSError, RuntimeError):
+        except Exception:
+            # whatever it is, nobody would hear of it from a task of its own
             logger.exception("MLX cannot be used")
             reason = "MLX cannot be used on this machine; the log has the cause."
+            self._preload_error = reason
             self._status_without_worker = EngineStatus(is_alive=False, load_error=reason)
             return
         if not self._is_closed:
@@ -110,8 +117,10 @@ class Engine:
 
     async def _opened_worker(self) -> Worker:
         """Waits until MLX is there; raises EngineStopped if it never will be."""
-        if self._worker is None and self._opening is not None:
-            await asyncio.wait([self._opening])
+        # who comes the moment it is there does not overtake those who have waited for it
+        async with self._turn:
+            if self._worker is None and self._opening is not None:
+                await asyncio.wait([self._opening])
         if self._worker is None:
             raise EngineStopped
         return self._worker
@@ -134,17 +143,38 @@ class Engine:
 
     def status(self) -> EngineStatus:
         if self._worker is None:
-            return replace(self._status_without_worker, num_waiting=len(self._open))
+            return replace(
+                self._status_without_worker,
+                preload_error=self._preload_error,
+                num_waiting=self._num_unfinished,
+            )
         # MLX is in the process now
         from mlx_server.engine.device import active_memory_bytes
 
         status = self._worker.status
+        self._note_preload(status)
         # the thread hears of new requests, and tells of its memory, only between two steps
         return replace(
             status,
-            num_waiting=max(len(self._open) - status.num_running, 0),
+            preloaded=self._preloaded,
+            preload_error=self._preload_error,
+            num_waiting=max(self._num_unfinished - status.num_running, 0),
             active_memory_bytes=active_memory_bytes(),
         )
+
+    def _note_preload(self, status: EngineStatus) -> None:
+        """Remember how the first load ended: others may follow before anybody asks for that one."""
+        if self._preload is None or self._preloaded is not None or self._preload_error is not None:
+            return
+        if status.model == self._preload:
+            self._preloaded = self._preload
+        elif status.load_error is not None:
+            self._preload_error = status.load_error
+
+    @property
+    def _num_unfinished(self) -> int:
+        """The answers that wait or run."""
+        return sum(opened.num_unfinished for opened in self._open.values())
 
     def progress(self, request_id: str) -> Progress | None:
         """What the request waits for at this moment; None once it waits no more, and before its
@@ -176,42 +206,50 @@ class Engine:
         worker = await self._opened_worker()
         return await asyncio.wrap_future(worker.clear_prefix_cache())
 
-    def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of the request, up to the last Delta of each of its `n` sequences.
+    @contextlib.contextmanager
+    def admit(self, num_sequences: int) -> Iterator[None]:
+        """Places for the answers to one client, whose requests are submitted meanwhile.
 
-        Raises what can be known at once: ModelNotFound, EngineOverloaded, an image for a model
-        that cannot see. Closing the generator aborts the request.
+        Raises EngineOverloaded; but who comes alone is let in whatever the number, since waiting
+        would not help.
         """
-        if self._is_closed or not self.status().healthy:
-            raise EngineStopped
-        entry = self._resolve(request.model)
-        images = image_parts(request)
-        if entry.is_cached:
-            refuse_blind(entry, images)
-        self._refuse_overload(request.n)
-        if request.max_tokens is None:
-            request = replace(request, max_tokens=self._config.default_max_tokens)
-        return self._events(request, entry, images)
-
-    def _refuse_overload(self, num_sequences: int) -> None:
-        """One that comes alone is let in whatever its number: waiting would not help it."""
-        num_open = sum(opened.num_sequences for opened in self._open.values())
-        if num_open and num_open + num_sequences > self._config.max_waiting:
+        if self._num_admitted and self._num_admitted + num_sequences > self._config.max_waiting:
             raise EngineOverloaded(
                 "Too many answers are waiting. Try again in a moment, or ask for fewer at a time."
             )
+        self._num_admitted += num_sequences
+        try:
+            yield
+        finally:
+            self._num_admitted -= num_sequences
 
-    def _resolve(self, name: str | None) -> ModelEntry:
-        if name:
-            return self.catalog.resolve(name)
+    async def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """The events of the request, up to the last Delta of each of its `n` sequences.
+
+        Raises what can be known at once: ModelNotFound, an image for a model that cannot see.
+        Closing the generator aborts the request.
+        """
+        self._refuse_when_stopped()
+        entry = await self.resolve(request.model)
+        self._refuse_when_stopped()
+        if entry.is_cached:
+            refuse_blind(entry, request)
+        request = replace(request, default_max_tokens=self._config.default_max_tokens)
+        return self._events(request, entry)
+
+    def _refuse_when_stopped(self) -> None:
+        if self._is_closed or not self.status().healthy:
+            raise EngineStopped
+
+    async def resolve(self, name: str | None) -> ModelEntry:
+        """The model of that name, or the loaded one; raises ModelNotFound."""
         status = self.status()
-        return self.catalog.resolve(status.loading or status.model)
+        return await self._lookup.find(name, status.loading or status.model)
 
     async def _events(
-        self, request: GenerationRequest, entry: ModelEntry, images: list[ImagePart]
+        self, request: GenerationRequest, entry: ModelEntry
     ) -> AsyncGenerator[GenerationEvent, None]:
         opened = self._open[request.request_id] = _OpenRequest(entry.id, request.n)
-        num_unfinished = request.n
         worker = None
         try:
             if not entry.is_cached:
@@ -219,17 +257,20 @@ class Engine:
                     opened.download = progress
                 opened.download = None
                 # what it can do is known only now
-                refuse_blind(self.catalog.resolve(entry.id), images)
+                refuse_blind(await self.resolve(entry.id), request)
             worker = await self._opened_worker()
-            loaded_images = await self._load_images(images)
-            worker.submit(self._make_sequences(request, entry, loaded_images))
+            images = await self._load_images(request)
+            request = without_urls(request)
+            worker.submit(self._make_sequences(request, entry, images))
+            # they are large, and nothing here needs them until the answer ends
+            del images
             has_started = False
-            while num_unfinished:
+            while opened.num_unfinished:
                 event = await opened.channel.get()
                 if isinstance(event, ServerError):
                     raise event
                 if isinstance(event, Delta) and event.finish_reason is not None:
-                    num_unfinished -= 1
+                    opened.num_unfinished -= 1
                 # the other sequences of the request start as well, with the same prompt
                 if has_started and not isinstance(event, Delta):
                     continue
@@ -237,14 +278,14 @@ class Engine:
                 yield event
         finally:
             del self._open[request.request_id]
-            if worker is not None and num_unfinished:
+            if worker is not None and opened.num_unfinished:
                 worker.abort(request.request_id)
 
-    async def _load_images(self, images: list[ImagePart]) -> list[LoadedImage]:
+    async def _load_images(self, request: GenerationRequest) -> list[LoadedImage]:
         # what decodes pictures has come with MLX
         from mlx_server.engine.media import load_images
 
-        return await load_images(images, self._config.media)
+        return await load_images(image_parts(request), self._config.media)
 
     def _make_sequences(
         self, request: GenerationRequest, entry: ModelEntry, images: list[LoadedImage]
@@ -265,10 +306,11 @@ class Engine:
         ]
 
     def _locate(self, model: str) -> Path:
-        path = self.catalog.local_path(self.catalog.resolve(model))
-        if path is None:
-            raise ModelLoadFailed("The model's checkpoint is not on this machine any more.")
-        return path
+        """Called on the MLX thread when a load begins."""
+        if self._worker is not None:
+            # the last moment at which the status tells of the load before this one
+            self._note_preload(self._worker.status)
+        return self._lookup.locate(model)
 
     def _post(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
         """Called on the MLX thread once a step."""
@@ -287,27 +329,6 @@ class Engine:
             elif isinstance(event, Progress) and event.stage == "prefill":
                 opened.prefill = event
             opened.channel.put_nowait(event)
-
-
-def image_parts(request: GenerationRequest) -> list[ImagePart]:
-    """The images of a chat in the order in which the template will place them."""
-    if not isinstance(request.prompt, ChatPrompt):
-        return []
-    return [
-        part
-        for message in request.prompt.messages
-        for part in message.content
-        if isinstance(part, ImagePart)
-    ]
-
-
-def refuse_blind(entry: ModelEntry, images: list[ImagePart]) -> None:
-    """Raises InvalidRequest if there are images and the model cannot see."""
-    if images and "vision" not in entry.capabilities:
-        raise InvalidRequest(
-            "This model reads text only. Leave the image out or name a model with vision.",
-            param=images[0].param,
-        )
 
 
 def seed_of(seed: int, index: int) -> int:

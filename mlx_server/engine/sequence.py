@@ -105,8 +105,9 @@ class GenerationRequest:
     """One prompt and how to continue it; `n` sequences share the prompt and differ in `index`.
 
     `model` is the client's name for it, `None` or empty for the one that is loaded.
-    `max_tokens=None` goes on to the end of the context. `top_logprobs=None` asks for no logprobs, 0
-    for those of the chosen tokens alone.
+    `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
+    to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
+    tokens alone.
     """
 
     request_id: str
@@ -114,6 +115,7 @@ class GenerationRequest:
     prompt: ChatPrompt | RawPrompt
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = None
+    default_max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
     top_logprobs: int | None = None

@@ -33,13 +33,16 @@ class EngineStatus:
     """A snapshot, whole in itself, that any thread may read. Bytes are those MLX holds now.
 
     `load_error` says why the last model that was to be loaded is not there; `num_bytes_to_load` is
-    the size of the weight files that are being read.
+    the size of the weight files that are being read. `preloaded` is the model named at the start
+    once it has been loaded, `preload_error` why it could not be; neither changes after that.
     """
 
     is_alive: bool = True
     model: str | None = None
     loading: str | None = None
     load_error: str | None = None
+    preloaded: str | None = None
+    preload_error: str | None = None
     num_bytes_to_load: int = 0
     num_waiting: int = 0
     num_running: int = 0
