@@ -89,3 +89,15 @@ def test_room_is_not_made_of_what_is_about_to_be_used(runner: Runner, script: Sc
     runner._max_cache_bytes = one
     assert runner.reserve(sequence)
     assert runner.num_left(sequence) == len("new")
+
+
+def test_a_model_whose_rows_cannot_be_batched_takes_one_at_a_time(
+    runner: Runner, script: Script
+) -> None:
+    script.say_only("xyz")
+    object.__setattr__(runner.loaded, "can_batch", False)
+    first, second = ask(runner, 3), ask(runner, 3)
+    assert runner.reserve(first)
+    assert not runner.reserve(second)
+    assert run(runner, first).text == "xyz"
+    assert runner.reserve(second)

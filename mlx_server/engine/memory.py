@@ -68,6 +68,11 @@ class KVMemory:
         self._rows: dict[int, int] = {}
         self._max_total_tokens = self._most_tokens_alone()
 
+    @property
+    def num_rows(self) -> int:
+        """How many sequences hold a promise."""
+        return len(self._rows)
+
     def max_total_tokens(self) -> int:
         """Most tokens, prompt and answer, that a sequence may have while it runs alone."""
         return self._max_total_tokens

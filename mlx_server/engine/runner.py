@@ -126,8 +126,9 @@ class Runner:
 
         An answer without a limit gets more as it grows.
         """
-        num_new = sequence.request.max_tokens or GROWTH
-        is_promised = self.memory.reserve(sequence.uid, self._bounded(sequence, num_new))
+        if not self.loaded.can_batch and self.memory.num_rows:
+            return False
+        is_promised = self.memory.reserve(sequence.uid, self._first_share(sequence))
         if is_promised:
             # what is about to serve this sequence must not leave to make room for it
             self.prefix_cache.use(sequence.prompt.keys, self._variant(sequence))
@@ -136,6 +137,13 @@ class Runner:
 
     def _variant(self, sequence: Sequence) -> str:
         return self.loaded.kv_variant(len(sequence.prompt))
+
+    def _first_share(self, sequence: Sequence) -> int:
+        """Tokens of the prompt and of as much of the answer as has memory from the beginning."""
+        request = sequence.request
+        open_ended = min(request.default_max_tokens or GROWTH, GROWTH)
+        num_new = open_ended if request.max_tokens is None else request.max_tokens
+        return self._bounded(sequence, num_new)
 
     def _bounded(self, sequence: Sequence, num_new: int) -> int:
         bound = min(self.loaded.context_length, self.memory.max_total_tokens())
@@ -373,7 +381,8 @@ class Runner:
 
     def _make_row(self, sequence: Sequence, prompt: PreparedPrompt) -> _Row:
         room = self.loaded.context_length - len(prompt)
-        limit = sequence.request.max_tokens
+        request = sequence.request
+        limit = request.default_max_tokens if request.max_tokens is None else request.max_tokens
         completion = Completion(
             self.loaded,
             prompt.token_ids,
@@ -381,7 +390,7 @@ class Runner:
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
         )
-        return _Row(sequence, prompt, completion, self._bounded(sequence, GROWTH))
+        return _Row(sequence, prompt, completion, self._first_share(sequence))
 
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
         if len(uids) == 1:
