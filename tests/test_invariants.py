@@ -112,7 +112,7 @@ class World:
     ) -> Answer | None:
         """None for one who leaves after `limit` events."""
         answer = Answer()
-        events = engine.submit(request)
+        events = await engine.submit(request)
         num_events = 0
         async for event in events:
             num_events += 1

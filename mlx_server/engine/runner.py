@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
-import numpy as np
 
 from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.completion import Completion
@@ -16,8 +15,9 @@ from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.prefill import Prefill
-from mlx_server.engine.prefix_cache import Keys, PrefixCache, common_length
+from mlx_server.engine.prefix_cache import PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
+from mlx_server.engine.rows import Ended, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import (
@@ -48,36 +48,6 @@ class PrefillResult:
     num_tokens: int
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
-    sequence: Sequence
-    prompt: PreparedPrompt
-    completion: Completion
-    num_reserved: int
-
-    def keys(self) -> Keys:
-        """Those of the prompt and of all tokens that came."""
-        new_keys = np.array(self.completion.token_ids, dtype=np.int64)
-        return np.concatenate([self.prompt.keys, new_keys])
-
-
-@dataclass(slots=True, eq=False)
-class _SharedStart:
-    """Where the other sequences of a request begin; `num_expected` of them are still to come."""
-
-    start: RowStart
-    num_cached_tokens: int
-    num_expected: int
-
-
-@dataclass(slots=True, eq=False)
-class _Ended:
-    """Rows that have said their last and still hold their place; broken ones leave nothing."""
-
-    uids: list[int] = field(default_factory=list)
-    broken: set[int] = field(default_factory=set)
-
-
 class Runner:
     """Owns the KV state of every sequence of one model. All of it runs on the MLX thread."""
 
@@ -99,10 +69,10 @@ class Runner:
     def _forget_all(self) -> None:
         self._batches: dict[str, RowBatch] = {}
         self._prefills: dict[int, Prefill] = {}
-        self._rows: dict[int, _Row] = {}
-        self._ended = _Ended()
+        self._rows: dict[int, Row] = {}
+        self._ended = Ended()
         self._begun: list[tuple[Prefill, KVCaches]] = []
-        self._shared_starts: WeakKeyDictionary[PreparedPrompt, _SharedStart] = WeakKeyDictionary()
+        self._shared_starts: WeakKeyDictionary[PreparedPrompt, SharedStart] = WeakKeyDictionary()
         self._num_left: dict[int, int] = {}
         self.memory.clear()
         self._bound_prefix_cache()
@@ -211,7 +181,7 @@ class Runner:
             self.prefix_cache.forget(prefill.prompt.keys, prefill.variant)
             self._num_left.clear()
             raise FloatingPointError("the model's logits are no numbers")
-        self._shared_starts[prefill.prompt] = _SharedStart(
+        self._shared_starts[prefill.prompt] = SharedStart(
             start, prefill.num_cached_tokens, sequence.request.n
         )
         del self._prefills[sequence.uid]
@@ -255,7 +225,7 @@ class Runner:
             self._ended.uids.append(token.uid)
         return row.sequence, delta
 
-    def _may_grow(self, row: _Row) -> bool:
+    def _may_grow(self, row: Row) -> bool:
         """Whether there is memory for another token after the next one; asks for much at a time."""
         num_tokens = len(row.prompt) + len(row.completion.token_ids) + 2
         if num_tokens <= row.num_reserved or row.sequence.request.max_tokens is not None:
@@ -274,7 +244,7 @@ class Runner:
         begun, self._begun = self._begun, []
         for prefill, caches in begun:
             self._insert(prefill, len(prefill.prompt), caches)
-        ended, self._ended = self._ended, _Ended()
+        ended, self._ended = self._ended, Ended()
         if ended.uids:
             self._retire(ended.uids, ended.broken)
 
@@ -379,7 +349,7 @@ class Runner:
             top_logprobs=sequence.request.top_logprobs,
         )
 
-    def _make_row(self, sequence: Sequence, prompt: PreparedPrompt) -> _Row:
+    def _make_row(self, sequence: Sequence, prompt: PreparedPrompt) -> Row:
         room = self.loaded.context_length - len(prompt)
         request = sequence.request
         limit = request.default_max_tokens if request.max_tokens is None else request.max_tokens
@@ -390,7 +360,7 @@ class Runner:
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
         )
-        return _Row(sequence, prompt, completion, self._first_share(sequence))
+        return Row(sequence, prompt, completion, self._first_share(sequence))
 
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
         if len(uids) == 1:

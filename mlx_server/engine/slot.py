@@ -28,6 +28,7 @@ from mlx_server.engine.kv_folder import KVFolder
 from mlx_server.engine.kv_quantisation import refuse_heads_that_no_group_divides
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, num_weight_bytes
+from mlx_server.engine.machine_memory import give_back_freed
 from mlx_server.engine.memory import KVMemory, Scratch
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
@@ -141,6 +142,7 @@ class ModelSlot:
         # modules refer to each other in circles, so counting references does not free them
         gc.collect()
         mx.clear_cache()
+        give_back_freed()
 
     def _prefix_cache_bytes(self) -> int:
         if self._config.prefix_cache_bytes is not None:
