@@ -48,7 +48,8 @@ LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
 # Routers keep idle connections for 90 s and do not repeat a request on one that we closed.
 KEEP_ALIVE_S = 120
 
-# What a stop may take beyond the time for running answers: their last bytes, then everything.
+# Of the time for a stop, what is kept for the last bytes of answers and for KV state on its way to
+# disk; and what a stop takes where no time was given.
 FAREWELL_S = 0.5
 STOP_S = 0.8
 
@@ -117,12 +118,17 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=config.drain_s + FAREWELL_S,  # type: ignore[arg-type]  # no int needed
+        timeout_graceful_shutdown=answers_s(config) + FAREWELL_S,  # type: ignore[arg-type]  # no int needed
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
     )
+
+
+def answers_s(config: ServerConfig) -> float:
+    """How long answers may go on at a stop, so that the process has ended after `drain_s`."""
+    return max(config.drain_s - FAREWELL_S, 0.0)
 
 
 class Server(uvicorn.Server):
@@ -131,13 +137,13 @@ class Server(uvicorn.Server):
     def __init__(self, app: ASGIApp, config: ServerConfig, engine: Engine) -> None:
         super().__init__(uvicorn_config(app, config))
         self.engine = engine
-        self.drain_s = config.drain_s
+        self.answers_s = answers_s(config)
         self.exit_status = 0
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # The engine ends what is left while the connections still stand, so that a stream closes
         # with an error of ours and not in the middle of a line.
-        closing = asyncio.create_task(self.engine.close(self.drain_s))
+        closing = asyncio.create_task(self.engine.close(self.answers_s))
         await super().shutdown(sockets)
         await closing
 
@@ -149,9 +155,11 @@ class Server(uvicorn.Server):
         elif not self.should_exit:
             self.should_exit = True
             if self.engine.status().num_running:
-                print(stopping(self.drain_s), file=sys.stderr)
+                print(stopping(self.answers_s), file=sys.stderr)
             # Nothing can interrupt the MLX thread in the middle of a step, such as a load.
-            timer = threading.Timer(self.drain_s + STOP_S, leave, [self.exit_status])
+            timer = threading.Timer(
+                max(self.answers_s + FAREWELL_S, STOP_S), leave, [self.exit_status]
+            )
             timer.daemon = True
             timer.start()
 

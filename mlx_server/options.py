@@ -295,8 +295,8 @@ def add_operation_options(group: argparse._ArgumentGroup) -> None:
         type=number_from(0),
         default=DEFAULTS.drain_s,
         metavar="SECONDS",
-        help="running answers may go on this long once the server is told to stop "
-        "(default: %(default)g)",
+        help="the server has ended so long after it is told to stop; running answers may go on "
+        "until half a second before (default: %(default)g)",
     )
     group.add_argument(
         "--log-level",

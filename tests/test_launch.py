@@ -65,7 +65,7 @@ def streaming(process: Process) -> Iterator[Connection]:
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_b012_one_signal_ends_an_endless_stream_and_the_server(stop: signal.Signals) -> None:
     with (
-        launch("--model", "endless", "--port", "0", "--drain-s", "0.5") as process,
+        launch("--model", "endless", "--port", "0", "--drain-s", "1") as process,
         streaming(process) as connection,
     ):
         began = time.monotonic()

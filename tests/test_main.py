@@ -166,7 +166,7 @@ def test_the_server_settings_suit_a_router_in_front() -> None:
     assert settings.h11_max_incomplete_event_size is None
     assert settings.server_header is False
     assert settings.access_log is False
-    assert settings.timeout_graceful_shutdown == 3.5
+    assert settings.timeout_graceful_shutdown == 3.0
 
 
 def test_the_command_that_the_greeting_shows_is_answered() -> None:

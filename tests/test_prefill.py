@@ -29,7 +29,7 @@ PLENTY = 1 << 30
 LONG = "a question that is long enough for many chunks"
 # their positions in a prompt with pictures are not those of its tokens
 PLACES_PICTURES = ("qwen3_vl", "qwen2_5_vl", "glm4v")
-VISION = ("gemma3", "gemma3_window_8", "qwen3_vl")
+VISION = ("gemma3", "gemma3_window_8", "glm4v", "qwen2_5_vl", "qwen3_vl")
 
 
 def with_images(loaded: LoadedModel) -> PreparedPrompt:

@@ -36,7 +36,7 @@ from tests.histories import History
 Load = Callable[[str], LoadedModel]
 LONG = "once upon a time there was a box that nobody could open"
 NUM_ANSWERS = 6
-VISION = ("gemma3", "gemma3_window_8", "qwen3_vl")
+VISION = ("gemma3", "gemma3_window_8", "glm4v", "qwen2_5_vl", "qwen3_vl")
 WITH_CHECKPOINTS = ("gemma3_window_8", "qwen3_next")
 
 

@@ -15,7 +15,7 @@ from mlx_server.engine.token_text import TokenText
 
 # Families whose image positions and features were seen to survive a prefill that starts behind some
 # of the images; the others are prefilled whole whenever a prompt has pictures.
-WARM_VISION_TYPES = frozenset({"gemma3", "qwen3_vl"})
+WARM_VISION_TYPES = frozenset({"gemma3", "glm4v", "qwen2_5_vl", "qwen3_vl"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
