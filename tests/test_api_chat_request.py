@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_b035_nulls_are_the_same_as_absence() -> None:
 
 
 def test_b037_fields_that_ask_for_nothing_special_are_accepted() -> None:
-    asked(
+    request = asked(
         user="u",
         stream_options={"include_usage": True},
         store=False,
@@ -78,6 +79,7 @@ def test_b037_fields_that_ask_for_nothing_special_are_accepted() -> None:
         functions=[],
         tool_choice="auto",
     )
+    assert replace(request, request_id="r") == replace(asked(), request_id="r")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_the_answers_of_one_request_start_from_one_prefill(
     loaded = load_tiny(name)
     runner = make_runner(loaded, step_size=16, cache_bytes=cache_bytes)
     first = make_sequence(AGENT, sampling=SamplingParams(temperature=1.0), n=3)
-    siblings = [Sequence(1000 + i, first.request, i, "m", seed=i, deadline=1e12) for i in (1, 2)]
+    siblings = [Sequence(-i, first.request, i, "m", seed=i, deadline=1e12) for i in (1, 2)]
     assert runner.num_left(prepared(runner, first)) > 16
     answers = {first: Answer(start(runner, first))}
     for sibling in siblings:
@@ -105,7 +105,7 @@ def test_b047_siblings_that_do_not_come_are_not_waited_for(load_tiny: Load) -> N
     runner = make_runner(load_tiny("llama"))
     first = make_sequence("hello", n=2)
     start(runner, first)
-    sibling = Sequence(2000, first.request, 1, "m", seed=1, deadline=1e12, prompt=first.prompt)
+    sibling = Sequence(-1, first.request, 1, "m", seed=1, deadline=1e12, prompt=first.prompt)
     runner.drop(sibling)
     assert len(runner._shared_starts) == 0
 
@@ -229,7 +229,7 @@ def test_a_prompt_that_was_passed_by_its_equal_leaves_nothing(
     script.say_only("xyz")
     long, equal = (make_sequence("abcdefghij" * 4, n=n) for n in (2, 1))
     scripted.prepare(long)
-    sibling = Sequence(9000, long.request, 1, "m", seed=1, deadline=1e12, prompt=long.prompt)
+    sibling = Sequence(-1, long.request, 1, "m", seed=1, deadline=1e12, prompt=long.prompt)
     assert scripted.reserve(long)
     assert isinstance(scripted.prefill(long, 4).event, Progress)
     run(scripted, equal)

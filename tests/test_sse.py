@@ -141,6 +141,8 @@ def test_a_pause_between_tokens_is_kept_alive() -> None:
         while not (await request.piece()).startswith(b": keep-alive"):
             pass
         gate.set()
+        while b'"b"' not in await request.piece():
+            pass
         await request.hang_up()
 
     run(work())

@@ -150,7 +150,7 @@ def test_answers_that_have_not_begun_are_cut_with_the_others_of_their_request(
     script.token_s = 0.005
     script.say(*["x"] * 5000)
     first = ask(n=2)
-    second = Sequence(5000, first.request, 1, "a", seed=1, deadline=math.inf)
+    second = Sequence(-1, first.request, 1, "a", seed=1, deadline=math.inf)
     harness.worker.submit([first, second])
     harness.wait_for_tokens(first, 3)
     first.deadline = second.deadline = 0.0

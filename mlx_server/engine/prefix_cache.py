@@ -107,7 +107,7 @@ class PrefixCache:
         materialise(caches)
         if self._disk is not None:
             self._disk.insert(keys, caches, variant)
-        self._keep(_Entry(keys, variant, caches, num_bytes(caches)))
+        self._keep(_Entry(keys, variant, caches, size))
 
     def shrink_to(self, num_bytes: int) -> None:
         """Let go of entries until the rest takes no more than `num_bytes` of memory."""
@@ -190,7 +190,9 @@ class PrefixCache:
             return None
         caches = fork(match.caches)
         kept = keys[: match.num_tokens]
-        self._keep(_Entry(kept, variant, match.caches, num_bytes(match.caches)))
+        entry = _Entry(kept, variant, match.caches, num_bytes(match.caches))
+        self._make_room(entry)
+        self._keep(entry)
         return PrefixMatch(match.num_tokens, caches)
 
     def _make_room(self, entry: _Entry) -> None:
@@ -205,7 +207,6 @@ class PrefixCache:
     def _keep(self, entry: _Entry) -> None:
         if entry.num_bytes > self.max_bytes:
             return
-        self._make_room(entry)
         self._entries[self._next_id] = entry
         self._next_id += 1
         self.num_bytes += entry.num_bytes
