@@ -7,15 +7,15 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
+from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
 
 from mlx_server.engine.disk_store import DiskStore
 from mlx_server.engine.disk_tier import DiskTier, namespace
 from mlx_server.engine.kv_caches import KVCaches, materialise
 from mlx_server.engine.kv_folder import KVFolder
+from mlx_server.engine.prefix_cache import Keys
 
-Keys = npt.NDArray[np.int64]
 PLENTY = 1 << 30
 
 
@@ -55,6 +55,17 @@ def hybrid(ids: Sequence[int]) -> KVCaches:
     caches: KVCaches = [recurrent, window, plain]
     materialise(caches)
     return caches
+
+
+def same(left: KVCaches, right: KVCaches) -> bool:
+    """Whether kinds, positions and contents agree."""
+    if [(type(c), c.meta_state) for c in left] != [(type(c), c.meta_state) for c in right]:
+        return False
+    ours, theirs = (tree_flatten([cache.state for cache in side]) for side in (left, right))
+    return [name for name, _ in ours] == [name for name, _ in theirs] and all(
+        a is b or (a.dtype == b.dtype and mx.array_equal(a, b).item())
+        for (_, a), (_, b) in zip(ours, theirs, strict=True)
+    )
 
 
 def make_store(root: Path, max_bytes: int = PLENTY, *, max_queued_bytes: int = PLENTY) -> DiskStore:

@@ -46,7 +46,7 @@ def join(
     top_logprobs: int | None = None,
 ) -> list[RowToken]:
     prefill = Prefill(loaded, uid, prompt, PrefixCache(0), step_size=9)
-    while not prefill.is_done:
+    while not prefill.is_within(None):
         prefill.step()
     row = make_row(
         params or SamplingParams(temperature=0.0),

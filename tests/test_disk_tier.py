@@ -22,9 +22,9 @@ from tests.kv_states import (
     make_store,
     make_tier,
     quantised,
+    same,
     sliceable,
 )
-from tests.test_host_state import same
 
 Make = Callable[[Sequence[int]], KVCaches]
 TIMEOUT_S = 10.0

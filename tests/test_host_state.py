@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
 from mlx_vlm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache
 
 from mlx_server.engine.host_state import (
@@ -19,7 +18,7 @@ from mlx_server.engine.host_state import (
     to_host,
 )
 from mlx_server.engine.kv_caches import KVCaches, fork
-from tests.kv_states import hybrid, quantised, sliceable
+from tests.kv_states import hybrid, quantised, same, sliceable
 
 IDS = list(range(1, 14))
 Make = Callable[[Sequence[int]], KVCaches]
@@ -31,17 +30,6 @@ def nested(ids: Sequence[int]) -> KVCaches:
 
 def half(ids: Sequence[int]) -> KVCaches:
     return sliceable(ids, dtype=mx.bfloat16)
-
-
-def same(left: KVCaches, right: KVCaches) -> bool:
-    """Whether kinds, positions and contents agree."""
-    if [(type(c), c.meta_state) for c in left] != [(type(c), c.meta_state) for c in right]:
-        return False
-    ours, theirs = (tree_flatten([cache.state for cache in side]) for side in (left, right))
-    return [name for name, _ in ours] == [name for name, _ in theirs] and all(
-        a is b or (a.dtype == b.dtype and mx.array_equal(a, b).item())
-        for (_, a), (_, b) in zip(ours, theirs, strict=True)
-    )
 
 
 @pytest.mark.parametrize("make", [sliceable, half, quantised, hybrid, nested])

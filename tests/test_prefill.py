@@ -63,7 +63,7 @@ def begin(
 
 def finish(loaded: LoadedModel, prefill: Prefill) -> npt.NDArray[np.float64]:
     """The log-probabilities of all tokens at the first place of the answer and at the second."""
-    while not prefill.is_done:
+    while not prefill.is_within(None):
         prefill.step()
     batch = RowBatch(loaded.language_model)
     first = join(loaded, batch, prefill)
@@ -172,7 +172,7 @@ def test_prompts_whose_chunks_alternate_are_placed_each_by_itself(
     batch, firsts = RowBatch(placing.language_model), {}
     while len(firsts) < len(prefills):
         for prefill in prefills:
-            if not prefill.is_done:
+            if not prefill.is_within(None):
                 prefill.step()
             elif prefill.uid not in firsts:
                 firsts[prefill.uid] = join(placing, batch, prefill)
@@ -188,7 +188,7 @@ def test_a_row_that_decodes_alone_goes_on_where_it_was_while_others_begin(
     for prompt, other in ((pictured, text), (text, pictured), (pictured, with_images(placing))):
         batch = RowBatch(placing.language_model)
         prefill = begin(placing, prompt)
-        while not prefill.is_done:
+        while not prefill.is_within(None):
             prefill.step()
         first = join(placing, batch, prefill)
         begin(placing, other, step_size=7).step()
@@ -201,7 +201,7 @@ def test_the_last_piece_is_left_for_the_batch(load_tiny: Load) -> None:
     prompt = prepare(loaded, RawPrompt("abcdefghij"), [])
     prefill = begin(loaded, prompt, step_size=4)
     done = []
-    while not prefill.is_done:
+    while not prefill.is_within(None):
         prefill.step()
         done.append(prefill.num_done)
         assert {cache.offset for cache in prefill.caches} == {prefill.num_done}
@@ -210,7 +210,7 @@ def test_the_last_piece_is_left_for_the_batch(load_tiny: Load) -> None:
 
 def test_a_prompt_of_one_token_needs_no_step(load_tiny: Load) -> None:
     loaded = load_tiny("llama")
-    assert begin(loaded, prepare(loaded, RawPrompt((5,)), [])).is_done
+    assert begin(loaded, prepare(loaded, RawPrompt((5,)), [])).is_within(None)
 
 
 def test_chunks_end_at_the_checkpoints_and_leave_copies_there(load_tiny: Load) -> None:
@@ -220,7 +220,7 @@ def test_chunks_end_at_the_checkpoints_and_leave_copies_there(load_tiny: Load) -
     cache = PrefixCache(PLENTY)
     prefill = begin(loaded, prompt, cache, step_size=16)
     done = []
-    while not prefill.is_done:
+    while not prefill.is_within(None):
         prefill.step()
         done.append(prefill.num_done)
     assert [n for n in done if n in prompt.checkpoints] == list(prompt.checkpoints)
@@ -242,7 +242,7 @@ def test_a_checkpoint_that_was_met_before_is_not_run_again(load_tiny: Load) -> N
     finish(loaded, begin(loaded, prompt, cache))
     again = begin(loaded, prompt, cache)
     assert again.num_cached_tokens == len(prompt) - 1
-    assert again.is_done
+    assert again.is_within(None)
 
 
 @pytest.mark.parametrize("name", VISION)
@@ -303,7 +303,7 @@ def test_models_that_must_see_the_prompt_whole_get_it_in_one_piece(tmp_path: Pat
     prompt = prepare(loaded, RawPrompt("abcdefghij"), [])
     cache = PrefixCache(PLENTY)
     prefill = begin(loaded, prompt, cache, step_size=4)
-    assert prefill.is_done, "the batch runs all of it"
+    assert prefill.is_within(None), "the batch runs all of it"
     finish(loaded, prefill)
     cache.insert(prompt.keys[:5], loaded.make_caches())
     assert begin(loaded, prompt, cache).num_cached_tokens == 0

@@ -16,6 +16,7 @@ from mlx_vlm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_server.engine.kv_caches import KVCaches, compact, num_bytes
 from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
 from tests.kv_states import PLENTY, keys_of
+from tests.prefix_cache_books import check_books
 
 WINDOW = 4
 
@@ -236,7 +237,7 @@ def test_variants_do_not_mix() -> None:
     keys = keys_of([1, 2, 3])
     cache.insert(keys, state_of([1, 2, 3]))
     cache.insert(keys, state_of([1, 2, 3]), "q8")
-    cache.check_integrity()
+    check_books(cache)
     assert len(cache) == 2
     assert cache.peek(keys_of([1, 2, 3, 4]), "q8") == 3
     assert cache.match(keys_of([1, 2, 3, 4]), "q4") is None
@@ -265,7 +266,7 @@ def test_memory_is_given_back_when_it_is_asked_for() -> None:
     cache.shrink_to(2 * size - 1)
     assert [cache.peek(keys_of([i, i, i])) for i in (1, 2, 3)] == [2, 0, 0]
     cache.shrink_to(0)
-    cache.check_integrity()
+    check_books(cache)
     assert (len(cache), cache.num_bytes) == (0, 0)
 
 
@@ -310,7 +311,7 @@ def test_wrong_books_are_noticed() -> None:
     too_much.max_bytes = 1
     for cache in (short, wrong_sum, covered, too_much):
         with pytest.raises(AssertionError):
-            cache.check_integrity()
+            check_books(cache)
 
 
 ids = st.lists(st.integers(1, 2), max_size=6)
@@ -345,7 +346,7 @@ def test_any_history_finds_what_a_plain_list_of_entries_would(
                 entries.append(entries.pop(best[0]))
         assert len(cache) == len(entries)
         assert cache.num_bytes == sum_of(entries)
-        cache.check_integrity()
+        check_books(cache)
 
 
 def sum_of(entries: list[tuple[list[int], bool]]) -> int:

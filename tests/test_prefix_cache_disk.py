@@ -11,8 +11,8 @@ from mlx_vlm.models.cache import KVCache
 
 from mlx_server.engine.kv_caches import KVCaches
 from mlx_server.engine.prefix_cache import PrefixCache
-from tests.kv_states import PLENTY, files, hybrid, keys_of, make_tier, sliceable
-from tests.test_host_state import same
+from tests.kv_states import PLENTY, files, hybrid, keys_of, make_tier, same, sliceable
+from tests.prefix_cache_books import check_books
 
 LONG = list(range(1, 101))
 
@@ -37,7 +37,7 @@ def test_what_memory_has_lost_comes_back_from_disk_and_stays(
             if isinstance(kv, KVCache):
                 entry = mx.zeros((1, *kv.keys.shape[1:2], 1, kv.keys.shape[3]))
                 kv.update_and_fetch(entry, entry)
-        cache.check_integrity()
+        check_books(cache)
         assert len(cache) == 1
     cache.forget(asked)
     assert cache.match(asked) is None
@@ -60,7 +60,7 @@ def test_the_longer_of_memory_and_disk_is_taken(
     assert match.num_tokens == expected
     assert same(match.caches, sliceable(LONG[:expected]))
     assert len(cache) == 1
-    cache.check_integrity()
+    check_books(cache)
 
 
 @pytest.mark.parametrize("num_asked", [96, 97, 100, 101])

@@ -50,12 +50,8 @@ class Prefill:
         if self._is_whole and self.num_cached_tokens:
             self._begin(loaded, None)
 
-    @property
-    def is_done(self) -> bool:
-        return self.is_within(None)
-
     def is_within(self, max_tokens: int | None) -> bool:
-        """Whether what is left is a piece for `start`, of `max_tokens` at most."""
+        """Whether what is left is a piece for `start`, of `max_tokens` at most if that is given."""
         limit = min(self._last_piece, max_tokens or self._last_piece)
         return self._is_whole or len(self.prompt) - self.num_done <= limit
 

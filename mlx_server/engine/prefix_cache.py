@@ -147,15 +147,6 @@ class PrefixCache:
             num_tokens_cached=self._num_tokens_cached,
         )
 
-    def check_integrity(self) -> None:
-        """Assert what holds between any two calls."""
-        entries = list(self._entries.values())
-        assert self.num_bytes == sum(num_bytes(entry.caches) for entry in entries)
-        assert self.num_bytes <= self.max_bytes
-        for entry in entries:
-            assert all(cache.offset == len(entry.keys) for cache in _with_offset(entry.caches))
-            assert not any(_covers(e, entry) for e in entries if e is not entry)
-
     def _find(self, keys: Keys, variant: str) -> _Place | None:
         best = None
         for entry_id, entry in self._entries.items():
@@ -237,7 +228,3 @@ def common_length(left: Keys, right: Keys) -> int:
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     return int(np.argmax(differs)) if differs.any() else length
-
-
-def _with_offset(caches: KVCaches) -> KVCaches:
-    return [cache for cache in caches if hasattr(cache, "offset")]
