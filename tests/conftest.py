@@ -17,6 +17,8 @@ preload_blas()
 
 if TYPE_CHECKING:
     from mlx_server.engine.loaded_model import LoadedModel
+    from tests.scripted import Script
+    from tests.worker_harness import Harness
 
 
 def pytest_collection_finish() -> None:
@@ -83,3 +85,37 @@ def tiny(tiny_name: str, load_tiny: Callable[[str], LoadedModel]) -> LoadedModel
 def family(request: pytest.FixtureRequest, load_tiny: Callable[[str], LoadedModel]) -> LoadedModel:
     """The tiny models and those of more families in turn."""
     return load_tiny(str(request.param))
+
+
+@pytest.fixture
+def script() -> Script:
+    """What the scripted model says; nothing yet."""
+    from tests.scripted import Script
+
+    return Script()
+
+
+@pytest.fixture
+def other() -> Script:
+    """What a second scripted model says."""
+    from tests.scripted import Script
+
+    return Script()
+
+
+@pytest.fixture
+def harness(script: Script, other: Script, tmp_path: Path) -> Iterator[Harness]:
+    """A worker with two models, `a` and `b`, that runs one sequence at a time."""
+    from tests.worker_harness import running_worker
+
+    with running_worker(tmp_path, a=script, b=other) as harness:
+        yield harness
+
+
+@pytest.fixture
+def pair(script: Script, tmp_path: Path) -> Iterator[Harness]:
+    """A worker that runs two sequences together."""
+    from tests.worker_harness import running_worker
+
+    with running_worker(tmp_path, max_num_seqs=2, a=script) as harness:
+        yield harness

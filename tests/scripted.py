@@ -238,5 +238,10 @@ class ScriptedLoader:
             raise script.load_error
         facts = CheckpointFacts.read(path)
         read = Processor(script.tokenizer, TokenText(script.tokenizer))
-        loaded = assemble(model_id, ScriptedModel(script), read, facts, config)
-        return loaded
+        return assemble(model_id, ScriptedModel(script), read, facts, config)
+
+
+def load_scripted(folder: Path, script: Script) -> LoadedModel:
+    """A scripted model alone, without a worker; its checkpoint goes into `folder`."""
+    path = write_scripted_checkpoint(folder / "m")
+    return ScriptedLoader(m=script)("m", path, EngineConfig())

@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.config import EngineConfig
 from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.runner import Runner
@@ -37,7 +36,7 @@ from tests.engine_runs import (
     system,
     user,
 )
-from tests.scripted import NOT_A_NUMBER, Script, ScriptedLoader, write_scripted_checkpoint
+from tests.scripted import NOT_A_NUMBER, Script, load_scripted
 
 Load = Callable[[str], LoadedModel]
 AGENT = "You are an agent. You have tools. Think of what you need, then act, then look. " * 3
@@ -154,14 +153,8 @@ def test_pictures_and_text_decode_together(load_tiny: Load) -> None:
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def scripted(script: Script, tmp_path: Path) -> Runner:
-    path = write_scripted_checkpoint(tmp_path / "m")
-    loaded = ScriptedLoader(m=script)("m", path, EngineConfig())
+    loaded = load_scripted(tmp_path, script)
     return make_runner(loaded, step_size=4)
 
 

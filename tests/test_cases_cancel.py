@@ -17,16 +17,6 @@ HEADER = {"x-request-id": "mine/1"}
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def served(script: Script, other: Script, tmp_path: Path) -> Iterator[Served]:
     config = ServerConfig(heartbeat_s=0.05)
     with scripted_server(tmp_path, config=config, m=script, b=other) as served:

@@ -23,11 +23,6 @@ HEARTBEAT_S = 0.05
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def served(script: Script, tmp_path: Path) -> Iterator[Served]:
     config = ServerConfig(heartbeat_s=HEARTBEAT_S)
     with scripted_server(tmp_path, config=config, m=script) as served:

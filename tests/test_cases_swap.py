@@ -22,16 +22,6 @@ HEARTBEAT_S = 0.05
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def served(script: Script, other: Script, tmp_path: Path) -> Iterator[Served]:
     config = ServerConfig(heartbeat_s=HEARTBEAT_S)
     with scripted_server(tmp_path, config=config, m=script, b=other) as served:

@@ -16,11 +16,6 @@ CALL = '<tool_call>{"name":"f","arguments":{"obj":{"db":"x","tags":["a","b"]},"n
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def served(script: Script, tmp_path: Path) -> Iterator[Served]:
     with scripted_server(tmp_path, m=script) as served:
         yield served

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_server.config import EngineConfig
 from mlx_server.engine.batch import RowToken
 from mlx_server.engine.completion import Completion
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.logprobs import TopLogprobs
 from mlx_server.engine.sequence import Delta, FinishReason, TokenLogprob
-from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+from tests.scripted import Script, load_scripted
 
 END = 2
 # the scripted tokenizer has one token for each byte, from this id on
@@ -22,8 +21,7 @@ SMILE = "\U0001f600".encode()
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    path = write_scripted_checkpoint(tmp_path_factory.mktemp("completion") / "m")
-    return ScriptedLoader(m=Script())("m", path, EngineConfig())
+    return load_scripted(tmp_path_factory.mktemp("completion"), Script())
 
 
 def make(loaded: LoadedModel, *, max_tokens: int = 1000, stop: tuple[str, ...] = ()) -> Completion:

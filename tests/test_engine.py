@@ -45,16 +45,6 @@ from tests.pictures import png
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
 def test_an_answer_is_progress_then_a_start_then_text(script: Script, tmp_path: Path) -> None:
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:

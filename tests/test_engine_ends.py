@@ -43,16 +43,6 @@ from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 from tests.worker_harness import TOKENS_AHEAD
 
 
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
 async def count_after(running: Running, script: Script) -> int:
     """How many tokens are still computed after what has just happened."""
     before = script.num_tokens

@@ -29,16 +29,6 @@ from tests.engine_harness import (
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
 def progress_of_all(engine: Engine) -> list[Progress | None]:
     return [engine.progress(request_id) for request_id in engine._open]
 

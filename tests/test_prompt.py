@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.media import LoadedImage
 from mlx_server.engine.prompt import COUNTED_PIECE, PreparedPrompt, prepare
 from mlx_server.engine.sequence import ChatMessage, ChatPrompt, RawPrompt, TextPart, ToolCall
 from mlx_server.errors import ContextLengthExceeded, InvalidRequest
 from tests.engine_runs import assistant, make_runner, make_sequence, picture, run, system, user
-from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+from tests.scripted import Script, load_scripted
 
 Load = Callable[[str], LoadedModel]
 VISION = ("gemma3", "qwen3_vl")
@@ -32,8 +30,7 @@ IMAGE_MARKS = (
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """One token for each byte of the text."""
-    path: Path = tmp_path_factory.mktemp("prompt") / "m"
-    return ScriptedLoader(m=Script())("m", write_scripted_checkpoint(path), EngineConfig())
+    return load_scripted(tmp_path_factory.mktemp("prompt"), Script())
 
 
 def look(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sampler_row import SamplingDefaults
@@ -24,20 +23,14 @@ from mlx_server.engine.sequence import (
 )
 from mlx_server.errors import ContextLengthExceeded, InvalidRequest
 from tests.engine_runs import decode, make_runner, make_sequence, prefill, run, start, user
-from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+from tests.scripted import Script, load_scripted
 
 Load = Callable[[str], LoadedModel]
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def loaded(script: Script, tmp_path: Path) -> LoadedModel:
-    path = write_scripted_checkpoint(tmp_path / "m")
-    return ScriptedLoader(m=script)("m", path, EngineConfig())
+    return load_scripted(tmp_path, script)
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_server.config import EngineConfig
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import FinishReason, RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory
 from tests.engine_runs import make_sequence, run
-from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
+from tests.scripted import Script, load_scripted
 from tests.test_memory import make_memory
 
 MOST_TOKENS = 99
@@ -20,14 +19,8 @@ CACHE_BYTES = 1 << 20
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def runner(script: Script, tmp_path: Path) -> Runner:
-    path = write_scripted_checkpoint(tmp_path / "m")
-    loaded = ScriptedLoader(m=script)("m", path, EngineConfig())
+    loaded = load_scripted(tmp_path, script)
     memory = make_memory(101_000)
     assert memory.max_total_tokens() == MOST_TOKENS
     return Runner(

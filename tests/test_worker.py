@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from mlx_server.engine.prefix_cache import Keys, PrefixCache
@@ -24,7 +21,6 @@ from tests.worker_harness import (
     Harness,
     ask,
     is_last,
-    running_worker,
     wait_until,
 )
 
@@ -41,29 +37,6 @@ class UnwillingCache(PrefixCache):
             self.num_failures -= 1
             raise RuntimeError("no room")
         super().insert(keys, caches)
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def harness(script: Script, other: Script, tmp_path: Path) -> Iterator[Harness]:
-    with running_worker(tmp_path, a=script, b=other) as harness:
-        yield harness
-
-
-@pytest.fixture
-def pair(script: Script, tmp_path: Path) -> Iterator[Harness]:
-    """Two sequences run together."""
-    with running_worker(tmp_path, max_num_seqs=2, a=script) as harness:
-        yield harness
 
 
 def refuse_to_keep(harness: Harness, num_failures: int = 1) -> None:

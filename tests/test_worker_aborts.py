@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,31 +19,7 @@ from tests.worker_harness import (
     Harness,
     ask,
     is_last,
-    running_worker,
 )
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def other() -> Script:
-    return Script()
-
-
-@pytest.fixture
-def harness(script: Script, other: Script, tmp_path: Path) -> Iterator[Harness]:
-    with running_worker(tmp_path, a=script, b=other) as harness:
-        yield harness
-
-
-@pytest.fixture
-def pair(script: Script, tmp_path: Path) -> Iterator[Harness]:
-    """Two sequences run together."""
-    with running_worker(tmp_path, max_num_seqs=2, a=script) as harness:
-        yield harness
 
 
 def count_after_abort(harness: Harness, script: Script) -> int:

@@ -27,11 +27,6 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_cal
 
 
 @pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
 def served(script: Script, tmp_path: Path) -> Iterator[Served]:
     with scripted_server(tmp_path, m=script) as served:
         yield served
