@@ -32,6 +32,8 @@ def measure(bench: Bench, kind: Kind, samples: Samples, names: Sequence[str]) ->
     models = [bench.checkpoint(name) for name in names]
     with bench.serve(kind, models) as server:
         for run in range(bench.runs):
+            # the model that the run before left in memory may be the other one
+            limited(bench, ask(server.port, server.chat("hi", 1)))
             one = limited(bench, storm(bench, server, [models[0]], f"one {run}"))
             before = server.num_loads
             mixed = limited(bench, storm(bench, server, models, f"mixed {run}"))
