@@ -7,14 +7,13 @@ asked to run, and an array that is still to be computed knows its shape and its 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mlx_vlm.models.cache import CacheList, CacheMemory
+from mlx_vlm.models.cache import CacheMemory
 
-from mlx_server.engine.kv_caches import KVCaches
+from mlx_server.engine.kv_caches import KVCaches, leaves
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
@@ -78,8 +77,8 @@ def measure_kv_cost(loaded: LoadedModel) -> KVCost:
     """Must run on the thread that runs the model, while no sequence of it runs."""
     costs = costs_of(_fill(loaded, PROBE_LENGTH), PROBE_LENGTH)
     if None in costs:
-        short = _leaves(_fill(loaded, SHORT_PROBE_LENGTH))
-        long = _leaves(_fill(loaded, LONG_PROBE_LENGTH))
+        short = leaves(_fill(loaded, SHORT_PROBE_LENGTH))
+        long = leaves(_fill(loaded, LONG_PROBE_LENGTH))
         linear = itertools.starmap(_linear_cost, zip(short, long, strict=True))
         costs = [known or guess for known, guess in zip(costs, linear, strict=True)]
     return KVCost(tuple(cost for cost in costs if cost is not None))
@@ -89,17 +88,7 @@ def costs_of(caches: KVCaches, num_tokens: int) -> list[CacheCost | None]:
     """One for each cache, which holds `num_tokens`; None for a kind that mlx_vlm does not
     describe.
     """
-    return [_known_cost(cache, num_tokens) for cache in _leaves(caches)]
-
-
-def _leaves(caches: Any) -> Iterator[Any]:
-    for cache in caches:
-        if isinstance(cache, CacheList):
-            yield from _leaves(cache.caches)
-        elif isinstance(cache, (tuple, list)):
-            yield from _leaves(cache)
-        else:
-            yield cache
+    return [_known_cost(cache, num_tokens) for cache in leaves(caches)]
 
 
 def _known_cost(cache: Any, num_tokens: int) -> CacheCost | None:

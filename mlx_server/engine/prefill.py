@@ -8,12 +8,12 @@ import mlx.core as mx
 from mlx_vlm.generate.ar import PromptProcessingBatch, _slice_sequence_aligned_prompt_kwarg
 from mlx_vlm.generate.common import _chunked_prefill_enabled
 
+from mlx_server.engine.batch import NO_LIMIT
 from mlx_server.engine.kv_caches import KVCaches, fork
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
 from mlx_server.engine.prompt import PreparedPrompt
 
-NO_LIMIT = 1 << 62
 # So few tokens run together with the last one, although some models then compute logits for all of
 # them: that costs less than another pass through the weights.
 LAST_PIECE = 48

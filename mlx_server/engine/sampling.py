@@ -87,7 +87,7 @@ class RowSampler:
         self._newest = self.newest().keep(indices) if indices else None
 
     def _process(self, logits: mx.array) -> mx.array:
-        """Run the processors of the rows that have any; the others stay in the one array."""
+        """Run the processors of the rows that have any; without such a row, nothing."""
         if not any(row.processors for row in self.rows):
             return logits
         scores = []
