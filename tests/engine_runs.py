@@ -179,6 +179,15 @@ def run(runner: Runner, sequence: Sequence) -> Answer:
     return answer
 
 
+def run_together(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Answer]:
+    """Prefill one after the other, then decode all to their ends."""
+    answers = {s: Answer(start(runner, s)) for s in sequences}
+    while batch := decode(runner):
+        for sequence, delta in batch:
+            answers[sequence].deltas.append(delta)
+    return answers
+
+
 def run_alone(loaded: LoadedModel, sequence: Sequence) -> Answer:
     """What a fresh runner answers, which takes the prompt in one piece and keeps nothing."""
     return run(make_runner(loaded, step_size=4096, cache_bytes=0), sequence)

@@ -155,3 +155,8 @@ def deltas(
 def answering(*texts: str, **fields: object) -> FakeEngine:
     """An engine whose every answer is these texts; `fields` are those of Started."""
     return FakeEngine([started(**fields), *deltas(*texts)])
+
+
+async def until_steps(engine: FakeEngine, num_steps: int) -> None:
+    while engine.num_steps < num_steps:
+        await asyncio.sleep(0)

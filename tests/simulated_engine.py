@@ -13,11 +13,16 @@ from mlx_server.engine.steps import DecodeStep, LoadStep, PrefillStep, PrepareSt
 
 @dataclass
 class FakeWorkload:
-    """`left` are prompt tokens per uid, `shared` pairs of (later, earlier) uids."""
+    """`left` are prompt tokens per uid, `shared` pairs of (later, earlier) uids; `needed` are the
+    tokens per uid that take memory, of which there is `room` for so many at a time.
+    """
 
     left: dict[int, int] = field(default_factory=dict)
     shared: set[tuple[int, int]] = field(default_factory=set)
     too_big: set[int] = field(default_factory=set)
+    needed: dict[int, int] = field(default_factory=dict)
+    room: int = 1 << 62
+    held: set[int] = field(default_factory=set)
 
     def num_left(self, sequence: Sequence) -> int:
         return self.left.get(sequence.uid, 0)
@@ -26,7 +31,14 @@ class FakeWorkload:
         return (sequence.uid, earlier.uid) in self.shared
 
     def reserve(self, sequence: Sequence) -> bool:
-        return sequence.uid not in self.too_big
+        taken = sum(self.needed.get(uid, 0) for uid in (*self.held, sequence.uid))
+        is_promised = sequence.uid not in self.too_big and taken <= self.room
+        if is_promised:
+            self.held.add(sequence.uid)
+        return is_promised
+
+    def release(self, sequence: Sequence) -> None:
+        self.held.discard(sequence.uid)
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,7 @@ class SimulatedEngine:
         request = GenerationRequest(f"r{uid}", arrival.model, RawPrompt("x"))
         sequence = Sequence(uid, request, 0, arrival.model, seed=0, deadline=0.0)
         self.workload.left[uid] = arrival.num_prompt_tokens
+        self.workload.needed[uid] = arrival.num_prompt_tokens + arrival.num_new_tokens
         self.arrived[uid] = (self.now, arrival.model)
         self._open[uid] = _Open(sequence, arrival.num_new_tokens, client)
         self.scheduler.add(sequence, self.now)
@@ -164,6 +177,7 @@ class SimulatedEngine:
 
     def _end(self, one: _Open) -> None:
         self.scheduler.finish(one.sequence)
+        self.workload.release(one.sequence)
         self.served.append(one.sequence.uid)
         if one.client is not None:
             self._ask_next(one.client)

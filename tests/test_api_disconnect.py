@@ -10,7 +10,7 @@ import pytest
 from mlx_server.engine.sequence import Delta, Progress
 from mlx_server.errors import GenerationFailed
 from tests.asgi_client import Call, call, make_app, run
-from tests.fake_engine import FakeEngine, started
+from tests.fake_engine import FakeEngine, started, until_steps
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 PATHS = [
@@ -21,11 +21,6 @@ PATHS = [
 
 def endless() -> FakeEngine:
     return FakeEngine([started(), Delta(0, "a", 1)], endless=True)
-
-
-async def until_steps(engine: FakeEngine, num_steps: int) -> None:
-    while engine.num_steps < num_steps:
-        await asyncio.sleep(0)
 
 
 async def assert_stopped(engine: FakeEngine) -> None:

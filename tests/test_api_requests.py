@@ -9,7 +9,7 @@ import pytest
 
 from mlx_server.engine.sequence import Delta, Progress
 from tests.asgi_client import Answer, Call, call, chunks, make_app, run
-from tests.fake_engine import MODEL, FakeEngine, answering, deltas, started
+from tests.fake_engine import MODEL, FakeEngine, answering, deltas, started, until_steps
 
 CHAT: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 PATHS = [
@@ -21,11 +21,6 @@ WAITS = [Progress("queued", 0, 3), Progress("loading", 1, 4), Progress("prefill"
 
 def waiting(*told: Progress) -> FakeEngine:
     return FakeEngine([*told, asyncio.Event(), started()])
-
-
-async def until_steps(engine: FakeEngine, num_steps: int) -> None:
-    while engine.num_steps < num_steps:
-        await asyncio.sleep(0)
 
 
 async def listed(app: Any) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from tests.engine_runs import (
     prefill,
     run,
     run_alone,
+    run_together,
     start,
     system,
     user,
@@ -41,15 +42,6 @@ from tests.scripted import NOT_A_NUMBER, Script, load_scripted
 Load = Callable[[str], LoadedModel]
 AGENT = "You are an agent. You have tools. Think of what you need, then act, then look. " * 3
 TASKS = ("count the ships", "name the sea", "draw a box", "say why")
-
-
-def run_together(runner: Runner, sequences: list[Sequence]) -> dict[Sequence, Answer]:
-    """Prefill one after the other, then decode all to their ends."""
-    answers = {s: Answer(start(runner, s)) for s in sequences}
-    while batch := decode(runner):
-        for sequence, delta in batch:
-            answers[sequence].deltas.append(delta)
-    return answers
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3_window_8", "qwen3_next", "qwen3_vl"])

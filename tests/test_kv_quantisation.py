@@ -12,17 +12,15 @@ from mlx_server.config import EngineConfig, KVQuantisation
 from mlx_server.engine.device import prepare_device
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import load_checkpoint
-from mlx_server.engine.sequence import ChatPrompt, Sequence
+from mlx_server.engine.sequence import ChatPrompt
 from mlx_server.errors import ModelLoadFailed
 from tests.engine_runs import (
-    Answer,
     assistant,
-    decode,
     make_runner,
     make_sequence,
     run,
     run_alone,
-    start,
+    run_together,
     user,
 )
 from tests.tiny.checkpoints import tiny_gemma3, tiny_llama, tiny_qwen3_next
@@ -58,12 +56,7 @@ def test_full_attention_layers_but_the_last_are_quantised(loaded: LoadedModel) -
 def test_rows_of_both_kinds_decode_together_as_alone(loaded: LoadedModel) -> None:
     sequences = [make_sequence(text) for text in ("hi", LONG, "a red box", LONG + "more")]
     runner = make_runner(loaded, step_size=16)
-    answers: dict[Sequence, Answer] = {}
-    for sequence in sequences:
-        answers[sequence] = Answer(start(runner, sequence))
-    while batch := decode(runner):
-        for sequence, delta in batch:
-            answers[sequence].deltas.append(delta)
+    answers = run_together(runner, sequences)
     for sequence, answer in answers.items():
         alone = run_alone(loaded, make_sequence(sequence.request.prompt))
         assert answer.text == alone.text

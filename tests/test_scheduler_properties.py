@@ -107,13 +107,14 @@ TestAnyOrderOfEvents.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
 )
 
+MOST_PROMPT, MOST_NEW = 4000, 60
 arrivals = st.lists(
     st.builds(
         Arrival,
         after_s=st.floats(0, 4),
         model=st.sampled_from("abc"),
-        num_prompt_tokens=st.integers(1, 4000),
-        num_new_tokens=st.integers(1, 60),
+        num_prompt_tokens=st.integers(1, MOST_PROMPT),
+        num_new_tokens=st.integers(1, MOST_NEW),
     ),
     min_size=1,
     max_size=60,
@@ -121,10 +122,20 @@ arrivals = st.lists(
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(arrivals=arrivals, max_num_seqs=st.integers(1, 8), load_s=st.floats(0, 20))
-def test_nobody_starves(arrivals: list[Arrival], max_num_seqs: int, load_s: float) -> None:
-    """Everybody is served, and nobody waits for more than one other turn of every other model."""
+@given(
+    arrivals=arrivals,
+    max_num_seqs=st.integers(1, 8),
+    load_s=st.floats(0, 20),
+    room=st.integers(MOST_PROMPT + MOST_NEW, 2 * MOST_PROMPT),
+)
+def test_nobody_starves(
+    arrivals: list[Arrival], max_num_seqs: int, load_s: float, room: int
+) -> None:
+    """Everybody is served, and nobody waits for more than one other turn of every other model, also
+    where there is memory for hardly more than one.
+    """
     engine = SimulatedEngine(max_num_seqs=max_num_seqs, load_s=load_s)
+    engine.workload.room = room
     engine.run(arrivals)
     assert sorted(engine.served) == list(range(len(arrivals)))
     for uid in range(len(arrivals)):
