@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mlx_server.config import EngineConfig
 from mlx_server.engine.prefix_cache import Keys, PrefixCache
 from mlx_server.engine.sequence import Delta, Progress, Started
 from mlx_server.engine.worker import OUT_OF_MEMORY_MARKS, failure_of
@@ -21,6 +24,7 @@ from tests.worker_harness import (
     Harness,
     ask,
     is_last,
+    running_worker,
     wait_until,
 )
 
@@ -78,6 +82,20 @@ def test_what_comes_of_a_step_is_posted_at_once(pair: Harness, script: Script) -
     assert len(together) >= 4
     assert all(len(post) == 2 for post in together)
     assert [pair.finish(s) for s in (first, second)] == ["abcdef", "abcdef"]
+
+
+def test_requests_that_come_together_with_one_new_prefix_read_it_once(
+    script: Script, tmp_path: Path
+) -> None:
+    config = EngineConfig(prefill_step_size=16)
+    script.say("fine")
+    prefix = "agent " * 100
+    sequences = [ask(f"{prefix}{task}") for task in ("count", "name", "draw", "say why")]
+    with running_worker(tmp_path, max_num_seqs=8, config=config, a=script) as harness:
+        harness.worker.submit(sequences)
+        assert [harness.finish(sequence) for sequence in sequences] == ["fine"] * 4
+        starts = [harness.wait_for_start(sequence) for sequence in sequences]
+    assert [s.num_cached_tokens >= len(prefix) for s in starts] == [False, True, True, True]
 
 
 def test_requests_are_served_in_the_order_in_which_they_came(

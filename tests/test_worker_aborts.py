@@ -106,6 +106,21 @@ def test_an_answer_out_of_time_is_cut(harness: Harness, script: Script) -> None:
     assert harness.run(ask()) == "fine"
 
 
+@pytest.mark.parametrize("text", ["decoding", "y" * 4000], ids=["decoding", "in prefill"])
+def test_what_an_answer_out_of_time_has_computed_is_kept(
+    harness: Harness, script: Script, text: str
+) -> None:
+    script.prefill_s, script.token_s = 0.002, 0.005
+    script.say(*["x"] * 5000)
+    late, again = ask(text), ask(text)
+    harness.submit(late)
+    harness.wait_for(late, lambda e: isinstance(e, Delta) or e == Progress("prefill", 40, 4000))
+    late.deadline = 0.0
+    harness.finish(late)
+    harness.submit(again)
+    assert harness.wait_for_start(again).num_cached_tokens > 0
+
+
 def test_a_prompt_out_of_time_is_refused(harness: Harness, script: Script) -> None:
     script.prefill_s = 0.002
     script.say("fine")

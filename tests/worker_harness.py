@@ -83,8 +83,10 @@ class Harness:
                     return event
             self._arrived.get(timeout=max(end - time.monotonic(), 0.0))
 
-    def wait_for_start(self, sequence: Sequence) -> None:
-        self.wait_for(sequence, lambda event: isinstance(event, Started))
+    def wait_for_start(self, sequence: Sequence) -> Started:
+        event = self.wait_for(sequence, lambda event: isinstance(event, Started))
+        assert isinstance(event, Started)
+        return event
 
     def wait_for_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         self.wait_for(
