@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_server.config import EngineConfig
+from mlx_server.engine.kv_caches import KVCaches
 from mlx_server.engine.prefix_cache import Keys, PrefixCache
 from mlx_server.engine.sequence import Delta, Progress, Started
 from mlx_server.engine.worker import OUT_OF_MEMORY_MARKS, failure_of
@@ -36,11 +37,11 @@ class UnwillingCache(PrefixCache):
         super().__init__(1 << 30)
         self.num_failures = num_failures
 
-    def insert(self, keys: Keys, caches: list[object]) -> None:
+    def insert(self, keys: Keys, caches: KVCaches, variant: str = "") -> None:
         if self.num_failures:
             self.num_failures -= 1
             raise RuntimeError("no room")
-        super().insert(keys, caches)
+        super().insert(keys, caches, variant)
 
 
 def refuse_to_keep(harness: Harness, num_failures: int = 1) -> None:
