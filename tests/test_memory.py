@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_server.config import EngineConfig
+from mlx_server.engine.device import prepare_device
 from mlx_server.engine.kv_caches import materialise
 from mlx_server.engine.kv_cost import CacheCost, KVCost, measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.memory import KVMemory, Scratch
+from mlx_server.engine.prefill import LAST_PIECE
 from mlx_server.engine.sequence import RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory, InvalidRequest
 from mlx_server.model_dimensions import ModelDimensions
 from tests.engine_runs import make_runner, make_sequence, start
+from tests.tiny.checkpoints import tiny_llama
 
 MIB = 1 << 20
 CHUNK = 128
@@ -129,6 +135,22 @@ def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
     assert scratch.bytes(1000, 1) - fused.bytes(1000, 1) == 100 * 1000 * 4 * 4
     assert scratch.bytes(1000, 2) - scratch.bytes(1000, 1) == 6 * 300 * 4
     assert scratch.bytes(50, 1) < scratch.bytes(100, 1) < scratch.bytes(1000, 1)
+
+
+def test_the_logits_of_a_prompt_s_end_are_left_room(tmp_path: Path) -> None:
+    """Many families compute them for all tokens of the last piece."""
+    prepare_device()
+    loaded = load_checkpoint("m", tiny_llama(tmp_path / "m", min_vocab_size=50_000), EngineConfig())
+    scratch = Scratch(ModelDimensions.of_config(loaded.model.config), CHUNK, has_scores=True)
+    memory = make_memory(PLENTY, cost=measure_kv_cost(loaded), scratch=scratch)
+    runner = make_runner(loaded, step_size=CHUNK)
+    sequence = prompt(LAST_PIECE)
+    assert memory.reserve(sequence.uid, LAST_PIECE + 1)
+    mx.clear_cache()
+    empty = mx.get_active_memory()
+    mx.reset_peak_memory()
+    start(runner, sequence)
+    assert mx.get_peak_memory() - empty <= PLENTY - memory.room_for_prefix_cache()
 
 
 def prompt(length: int) -> Sequence:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlx_server.engine.kv_cost import KVCost
+from mlx_server.engine.prefill import LAST_PIECE
 from mlx_server.errors import InsufficientMemory
 from mlx_server.model_dimensions import ModelDimensions
 
@@ -41,7 +42,8 @@ class Scratch:
         layer = chunk * (NUM_HIDDEN * d.hidden_size + NUM_INTERMEDIATE * d.intermediate_size)
         # a mask is as large as the scores of one head
         scores = chunk * num_tokens * (d.num_heads * self.has_scores + 1)
-        logits = NUM_LOGITS * num_rows * d.vocab_size
+        # many families compute them for every token that runs together with the prompt's last
+        logits = (NUM_LOGITS * num_rows + min(LAST_PIECE, chunk)) * d.vocab_size
         return (embeddings + layer + scores + logits) * FLOAT32_BYTES
 
 

@@ -52,7 +52,7 @@ TEXT = {
 }
 
 
-def tiny_llama(folder: Path, *, seed: int = 7, head_dim: int = 16) -> Path:
+def tiny_llama(folder: Path, *, seed: int = 7, head_dim: int = 16, min_vocab_size: int = 0) -> Path:
     """A plain decoder: every layer keeps all of its keys and values."""
     folder.mkdir(parents=True)
     vocab_size = write_tokenizer(folder, CHATML_SPECIAL, CHATML_TOKENS)
@@ -61,7 +61,7 @@ def tiny_llama(folder: Path, *, seed: int = 7, head_dim: int = 16) -> Path:
         "head_dim": head_dim,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": vocab_size,
+        "vocab_size": max(vocab_size, min_vocab_size),
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
         "eos_token_id": [2, 0],
