@@ -1,4 +1,4 @@
-"""What the tests share: the fast BLAS, and tiny checkpoints that are built and loaded once."""
+"""What the tests share: the fast BLAS, tiny checkpoints that are built and loaded once, scripts."""
 
 from __future__ import annotations
 
