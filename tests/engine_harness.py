@@ -18,6 +18,7 @@ from mlx_server.config import EngineConfig, ServerConfig
 from mlx_server.engine import engine as engine_module
 from mlx_server.engine.engine import Engine
 from mlx_server.engine.loader import Load
+from mlx_server.engine.open_request import Take
 from mlx_server.engine.opening import open_worker
 from mlx_server.engine.sequence import (
     Delta,
@@ -37,6 +38,15 @@ def request(text: str = "hi", model: str | None = "a", **fields: Any) -> Generat
     return GenerationRequest(f"request-{next(_numbers)}", model, RawPrompt(text), **fields)
 
 
+def nobody(_: GenerationEvent) -> None:
+    """Takes the events of a request that should have none."""
+    raise AssertionError
+
+
+async def generate(engine: Engine, asked: GenerationRequest, take: Take) -> None:
+    await (await engine.submit(asked, take))
+
+
 @dataclass
 class Client:
     """What one request has got so far."""
@@ -44,8 +54,7 @@ class Client:
     events: list[GenerationEvent] = field(default_factory=list)
 
     async def read(self, engine: Engine, asked: GenerationRequest) -> Client:
-        async for event in await engine.submit(asked):
-            self.events.append(event)
+        await generate(engine, asked, self.events.append)
         return self
 
     def text(self, index: int = 0) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlx_server.engine.open_request import Take
 from mlx_server.engine.sequence import (
     Delta,
     FinishReason,
-    GenerationEvent,
     GenerationRequest,
     Progress,
     Started,
@@ -97,27 +97,23 @@ class FakeEngine:
     async def resolve(self, name: str | None) -> FakeEntry:
         return self.catalog.resolve(name)
 
-    async def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def submit(self, request: GenerationRequest, take: Take) -> Coroutine[None, None, None]:
         await self.disk.wait()
         self.catalog.resolve(request.model)
         self.requests.append(request)
-        return self._play(request)
+        return self._play(request, take)
 
-    async def _play(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+    async def _play(self, request: GenerationRequest, take: Take) -> None:
         try:
             for step in self.script:
-                async for event in self._step(step, request):
-                    yield event
+                await self._step(step, request, take)
             while self.endless:
                 await asyncio.sleep(0)
-                async for event in self._step(self.script[-1], request):
-                    yield event
+                await self._step(self.script[-1], request, take)
         finally:
             self.num_closed += 1
 
-    async def _step(
-        self, step: Any, request: GenerationRequest
-    ) -> AsyncGenerator[GenerationEvent, None]:
+    async def _step(self, step: Any, request: GenerationRequest, take: Take) -> None:
         self.num_steps += 1
         if isinstance(step, Progress):
             self.told[request.request_id] = step
@@ -128,9 +124,9 @@ class FakeEngine:
         if isinstance(step, asyncio.Event):
             await step.wait()
         elif isinstance(step, Started) and request.echo:
-            yield replace(step, prompt_text=str(getattr(request.prompt, "content", "")))
+            take(replace(step, prompt_text=str(getattr(request.prompt, "content", ""))))
         else:
-            yield step
+            take(step)
 
 
 def started(**fields: object) -> Started:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.engine.open_request import Take
 from mlx_server.engine.sequence import Delta, Progress
 from mlx_server.errors import GenerationFailed
 from tests.asgi_client import Call, call, make_app, run
@@ -114,10 +115,10 @@ def test_the_next_request_is_served_after_one_was_left() -> None:
 
 def test_one_failing_prompt_aborts_the_others() -> None:
     class HalfBroken(FakeEngine):
-        def submit(self, request: Any) -> Any:
+        def submit(self, request: Any, take: Take) -> Any:
             if request.prompt.content == "b":
                 raise GenerationFailed("Not this one.")
-            return super().submit(request)
+            return super().submit(request, take)
 
     engine = HalfBroken([started(), Delta(0, "a", 1)], endless=True)
 

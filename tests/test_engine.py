@@ -37,6 +37,7 @@ from tests.engine_harness import (
     go,
     hold_opening,
     make_engine,
+    nobody,
     request,
     running_engine,
     until,
@@ -75,7 +76,7 @@ def test_b014_an_unknown_model_is_refused_at_once(script: Script, tmp_path: Path
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             with pytest.raises(ModelNotFound):
-                await running.engine.submit(request(model="no/such-model"))
+                await running.engine.submit(request(model="no/such-model"), nobody)
             script.say("fine")
             assert await running.ask() == "fine"
 
@@ -107,7 +108,9 @@ def test_an_image_for_a_model_that_cannot_see_is_refused_at_once(
     async def main() -> None:
         async with running_engine(tmp_path, a=script) as running:
             with pytest.raises(InvalidRequest) as raised:
-                await running.engine.submit(replace(request(), prompt=ChatPrompt((message,))))
+                await running.engine.submit(
+                    replace(request(), prompt=ChatPrompt((message,))), nobody
+                )
             assert raised.value.param == "messages.0.content.0"
 
     go(main())
@@ -307,8 +310,8 @@ def test_nothing_outside_the_worker_holds_pictures_or_their_urls(
         submitted: list[Sequence] = []
         worker = await engine._opened_worker()
         monkeypatch.setattr(worker, "submit", submitted.extend)
-        stream = await engine.submit(replace(request(), prompt=ChatPrompt((message,))))
-        reading = asyncio.create_task(anext(stream))
+        asked = replace(request(), prompt=ChatPrompt((message,)))
+        reading = asyncio.create_task(Client().read(engine, asked))
         await until(lambda: bool(submitted))
         prompt = submitted[0].request.prompt
         assert isinstance(prompt, ChatPrompt)

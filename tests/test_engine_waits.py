@@ -21,6 +21,7 @@ from tests.engine_harness import (
     go,
     hold_opening,
     make_engine,
+    nobody,
     outcome,
     request,
     running_engine,
@@ -247,7 +248,7 @@ def test_without_mlx_the_server_is_not_healthy_and_says_why(
         with pytest.raises(EngineStopped):
             await early
         with pytest.raises(EngineStopped):
-            await engine.submit(request())
+            await engine.submit(request(), nobody)
         await engine.close()
 
     go(main())

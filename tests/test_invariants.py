@@ -27,12 +27,13 @@ from mlx_server.engine.sequence import (
     ChatMessage,
     ChatPrompt,
     Delta,
+    GenerationEvent,
     GenerationRequest,
     ImagePart,
     RawPrompt,
     Started,
 )
-from tests.engine_harness import make_engine
+from tests.engine_harness import generate, make_engine
 from tests.engine_runs import GREEDY, TIE, Answer, first_difference, run_alone
 from tests.histories import Ask, Asks
 from tests.pictures import data_url, encode
@@ -112,18 +113,26 @@ class World:
     ) -> Answer | None:
         """None for one who leaves after `limit` events."""
         answer = Answer()
-        events = await engine.submit(request)
         num_events = 0
-        async for event in events:
+        reading: asyncio.Task[None] | None = None
+
+        def take(event: GenerationEvent) -> None:
+            nonlocal num_events
             num_events += 1
             if isinstance(event, Started):
                 answer.started = event
             elif isinstance(event, Delta):
                 answer.deltas.append(event)
             if limit is not None and num_events > limit and answer.finish_reason is None:
-                self.num_aborted += 1
-                await events.aclose()
-                return None
+                assert reading is not None
+                reading.cancel()
+
+        reading = asyncio.create_task(generate(engine, request, take))
+        await asyncio.wait([reading])
+        if reading.cancelled():
+            self.num_aborted += 1
+            return None
+        reading.result()
         self.num_cached += answer.num_cached_tokens > 0
         return answer
 

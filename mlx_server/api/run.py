@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from mlx_server.api.error_handlers import as_server_error
+from mlx_server.api.news import News
 from mlx_server.api.sink import EventSink
-from mlx_server.engine.sequence import GenerationRequest, Progress
+from mlx_server.engine.sequence import GenerationEvent, GenerationRequest, Progress
 from mlx_server.errors import GenerationFailed, RequestCancelled, ServerError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Run:
     """Generates from its creation until `close`, which aborts whatever is still going on.
 
-    The events are pulled by a task of its own: waiting for news can then time out without losing an
-    event, and whatever fails in the engine or in the sink arrives as `failure`.
+    The events go straight into the sink, and whoever waits for `news` is woken; what fails in the
+    engine or in the sink arrives as `failure`.
     """
 
     def __init__(
@@ -46,26 +46,28 @@ class Run:
         self._prompt_ids = [request.request_id for request in requests]
         self._on_close = on_close
         self._began = time.monotonic()
-        self._news = asyncio.Event()
+        self._news = News()
         self._watcher = asyncio.create_task(hang_up(receive))
-        self._watcher.add_done_callback(lambda _: self._news.set())
+        self._watcher.add_done_callback(lambda _: self._news.tell())
         self._work = asyncio.create_task(self._generate(requests))
         self._work.add_done_callback(self._end)
 
     async def _generate(self, requests: Sequence[GenerationRequest]) -> None:
         """All prompts at once; the first that fails ends the others."""
         with self._engine.admit(sum(request.n for request in requests)):
-            async with asyncio.TaskGroup() as pumps:
+            async with asyncio.TaskGroup() as prompts:
                 for source, request in enumerate(requests):
-                    pumps.create_task(self._pump(source, request))
+                    prompts.create_task(self._generate_one(source, request))
 
-    async def _pump(self, source: int, request: GenerationRequest) -> None:
-        async with aclosing(await self._engine.submit(request)) as events:
-            self._num_to_accept -= 1
-            self._news.set()
-            async for event in events:
-                self.sink.take_in(source, event)
-                self._news.set()
+    async def _generate_one(self, source: int, request: GenerationRequest) -> None:
+        def take(event: GenerationEvent) -> None:
+            self.sink.take_in(source, event)
+            self._news.tell()
+
+        generation = await self._engine.submit(request, take)
+        self._num_to_accept -= 1
+        self._news.tell()
+        await generation
 
     def _end(self, work: asyncio.Task[None]) -> None:
         self.ended = True
@@ -76,16 +78,13 @@ class Run:
             self.failure = self.failure or as_server_error(error)
         elif not self.sink.is_complete and self.failure is None:
             self.failure = GenerationFailed("The answer broke off before its end.")
-        self._news.set()
+        self._news.tell()
 
     async def news(self, deadline: float | None = None) -> None:
         """Wait for events, the end, a failure or `deadline` (loop time); raise ClientDisconnect if
         the client left.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await self._news.wait()
-        self._news.clear()
+        await self._news.wait(deadline)
         if self._watcher.done():
             raise ClientDisconnect
 
@@ -109,11 +108,12 @@ class Run:
             return False
         self.failure = RequestCancelled()
         self._work.cancel()
-        self._news.set()
+        self._news.tell()
         return True
 
     async def close(self) -> None:
         self._on_close()
+        self._news.close()
         for task in (self._work, self._watcher):
             task.cancel()
         await asyncio.gather(self._work, self._watcher, return_exceptions=True)

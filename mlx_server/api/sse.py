@@ -152,7 +152,9 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send_frames(send)
+            # a task of its own: below the middleware and routes, every wake-up would go through all
+            # of their frames
+            await asyncio.create_task(self._send_frames(send))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (ClientDisconnect, OSError):
             logger.debug("The client left before its answer was complete")

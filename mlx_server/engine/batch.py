@@ -130,7 +130,7 @@ class RowBatch:
         if len(self._batch) == 0:
             return []
         before = self._sampler.newest()
-        self._batch.next()
+        self._batch._step()
         drawn = before if self._reads_ahead else self._sampler.newest()
         known = self._fresh if self._reads_ahead else ()
         tokens = [token for token in drawn.read(self._batch.uids) if token.uid not in known]

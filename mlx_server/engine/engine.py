@@ -13,8 +13,8 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,14 @@ from mlx_server.catalog import Catalog, ModelEntry
 from mlx_server.config import EngineConfig
 from mlx_server.engine.downloads import Downloads
 from mlx_server.engine.model_lookup import ModelLookup
+from mlx_server.engine.open_request import OpenRequest, Take
 from mlx_server.engine.opening import open_worker
 from mlx_server.engine.request_images import image_parts, refuse_blind, without_urls
 from mlx_server.engine.sequence import (
-    Delta,
     GenerationEvent,
     GenerationRequest,
     Progress,
     Sequence,
-    Started,
 )
 from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.errors import (
@@ -46,22 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Events = asyncio.Queue[GenerationEvent | ServerError]
-
 STOP_TIMEOUT_S = 5.0
 CLEAR_TIMEOUT_S = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class _OpenRequest:
-    """A request that has not ended; `download` and `prefill` are how far these are."""
-
-    model: str
-    num_unfinished: int
-    channel: Events = field(default_factory=asyncio.Queue)
-    download: Progress | None = None
-    prefill: Progress | None = None
-    has_started: bool = False
 
 
 class Engine:
@@ -76,7 +61,7 @@ class Engine:
         self._turn = asyncio.Lock()
         self._status_without_worker = EngineStatus()
         self._uids = itertools.count()
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._num_admitted = 0
         self._preload: str | None = None
         self._preloaded: str | None = None
@@ -133,7 +118,7 @@ class Engine:
             await asyncio.sleep(0.05)
         # at once, and not when the step under way is over: connections do not stay for ever
         for opened in self._open.values():
-            opened.channel.put_nowait(EngineStopped())
+            opened.fail(EngineStopped())
         if self._opening is not None:
             await asyncio.wait([self._opening], timeout=STOP_TIMEOUT_S)
         self._status_without_worker = EngineStatus(is_alive=False)
@@ -223,11 +208,12 @@ class Engine:
         finally:
             self._num_admitted -= num_sequences
 
-    async def submit(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of the request, up to the last Delta of each of its `n` sequences.
+    async def submit(self, request: GenerationRequest, take: Take) -> Coroutine[None, None, None]:
+        """Let a request in; what is returned generates, and ends behind the last Delta of each of
+        its `n` sequences. `take` gets the events.
 
         Raises what can be known at once: ModelNotFound, an image for a model that cannot see.
-        Closing the generator aborts the request.
+        The coroutine raises what fails later; cancelling it aborts the request.
         """
         self._refuse_when_stopped()
         entry = await self.resolve(request.model)
@@ -235,7 +221,7 @@ class Engine:
         if entry.is_cached:
             refuse_blind(entry, request)
         request = replace(request, default_max_tokens=self._config.default_max_tokens)
-        return self._events(request, entry)
+        return self._generate(request, entry, take)
 
     def _refuse_when_stopped(self) -> None:
         if self._is_closed or not self.status().healthy:
@@ -246,10 +232,8 @@ class Engine:
         status = self.status()
         return await self._lookup.find(name, status.loading or status.model)
 
-    async def _events(
-        self, request: GenerationRequest, entry: ModelEntry
-    ) -> AsyncGenerator[GenerationEvent, None]:
-        opened = self._open[request.request_id] = _OpenRequest(entry.id, request.n)
+    async def _generate(self, request: GenerationRequest, entry: ModelEntry, take: Take) -> None:
+        opened = self._open[request.request_id] = OpenRequest(entry.id, request.n, take)
         worker = None
         try:
             if not entry.is_cached:
@@ -264,18 +248,7 @@ class Engine:
             worker.submit(self._make_sequences(request, entry, images))
             # they are large, and nothing here needs them until the answer ends
             del images
-            has_started = False
-            while opened.num_unfinished:
-                event = await opened.channel.get()
-                if isinstance(event, ServerError):
-                    raise event
-                if isinstance(event, Delta) and event.finish_reason is not None:
-                    opened.num_unfinished -= 1
-                # the other sequences of the request start as well, with the same prompt
-                if has_started and not isinstance(event, Delta):
-                    continue
-                has_started = isinstance(event, Started) or has_started
-                yield event
+            await opened.ended()
         finally:
             del self._open[request.request_id]
             if worker is not None and opened.num_unfinished:
@@ -322,13 +295,8 @@ class Engine:
     def _deliver(self, outcome: list[tuple[Sequence, GenerationEvent | ServerError]]) -> None:
         for sequence, event in outcome:
             opened = self._open.get(sequence.request.request_id)
-            if opened is None:
-                continue
-            if isinstance(event, Started):
-                opened.has_started = True
-            elif isinstance(event, Progress) and event.stage == "prefill":
-                opened.prefill = event
-            opened.channel.put_nowait(event)
+            if opened is not None:
+                opened.deliver(event)
 
 
 def seed_of(seed: int, index: int) -> int:

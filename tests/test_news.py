@@ -1,0 +1,122 @@
+"""The wait of a stream: for news, or for the next sign of life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from mlx_server.api.news import News
+
+LONG_S = 3600.0
+SHORT_S = 0.005
+
+
+def go(main: Callable[[News], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            news = News()
+            await main(news)
+            news.close()
+
+    asyncio.run(bounded())
+
+
+def in_s(seconds: float) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def started(waiting: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(waiting)
+    await asyncio.sleep(0)
+    return task
+
+
+def test_what_was_told_before_is_not_waited_for() -> None:
+    async def main(news: News) -> None:
+        news.tell()
+        await news.wait()
+
+    go(main)
+
+
+def test_news_is_told_once() -> None:
+    async def main(news: News) -> None:
+        news.tell()
+        news.tell()
+        await news.wait()
+        task = await started(news.wait())
+        assert not task.done()
+        news.tell()
+        await task
+
+    go(main)
+
+
+def test_a_wait_ends_at_its_deadline() -> None:
+    async def main(news: News) -> None:
+        deadline = in_s(SHORT_S)
+        await news.wait(deadline)
+        assert in_s(0) >= deadline
+
+    go(main)
+
+
+def test_a_deadline_that_is_over_ends_the_wait() -> None:
+    async def main(news: News) -> None:
+        await news.wait(in_s(-1))
+
+    go(main)
+
+
+def test_a_later_deadline_counts_although_the_timer_of_the_earlier_one_runs() -> None:
+    async def main(news: News) -> None:
+        news.tell()
+        first = await started(news.wait(in_s(SHORT_S)))
+        await first
+        waiting = await started(news.wait(in_s(SHORT_S)))
+        news.tell()
+        await waiting
+        deadline = in_s(4 * SHORT_S)
+        await news.wait(deadline)
+        assert in_s(0) >= deadline
+
+    go(main)
+
+
+def test_an_earlier_deadline_counts_although_the_timer_of_a_later_one_runs() -> None:
+    async def main(news: News) -> None:
+        waiting = await started(news.wait(in_s(LONG_S)))
+        news.tell()
+        await waiting
+        await news.wait(in_s(SHORT_S))
+
+    go(main)
+
+
+def test_a_timer_does_not_end_a_wait_that_has_no_deadline() -> None:
+    async def main(news: News) -> None:
+        waiting = await started(news.wait(in_s(SHORT_S)))
+        news.tell()
+        await waiting
+        waiting = await started(news.wait())
+        await asyncio.sleep(4 * SHORT_S)
+        assert not waiting.done()
+        news.tell()
+        await waiting
+
+    go(main)
+
+
+def test_a_wait_that_was_given_up_loses_no_news() -> None:
+    async def main(news: News) -> None:
+        waiting = await started(news.wait())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        news.tell()
+        await news.wait()
+
+    go(main)
