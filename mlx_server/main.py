@@ -24,7 +24,7 @@ from mlx_server.api import api_router
 from mlx_server.api.error_handlers import install_error_handlers
 from mlx_server.catalog import Catalog
 from mlx_server.cli import parse_args
-from mlx_server.config import LOCAL_PAGES, ServerConfig
+from mlx_server.config import LOCAL_PAGES, KVQuantisation, ServerConfig
 from mlx_server.engine.engine import Engine
 from mlx_server.errors import ServerError
 from mlx_server.greeting import (
@@ -35,10 +35,12 @@ from mlx_server.greeting import (
     stopping,
     url_of,
 )
+from mlx_server.kv_heads import refuse_heads_that_no_group_divides
 from mlx_server.middleware.auth import ApiKeyAuth
 from mlx_server.middleware.body_guard import BodyGuard
 from mlx_server.middleware.connection import Connection
 from mlx_server.middleware.request_id import RequestId
+from mlx_server.model_dimensions import ModelDimensions
 from mlx_server.progress import TerminalProgress
 
 logger = logging.getLogger("mlx_server.main")  # __name__ is "__main__" when this file is run
@@ -226,6 +228,13 @@ def fetch_first_model(config: ServerConfig) -> Catalog:
     return catalog
 
 
+def refuse_heads(catalog: Catalog, name: str, wanted: KVQuantisation) -> None:
+    """Raises ModelLoadFailed; what is not on this machine yet is tried when it is loaded."""
+    path = catalog.local_path(catalog.resolve(name))
+    if path is not None:
+        refuse_heads_that_no_group_divides(ModelDimensions.read(path), wanted)
+
+
 def set_up_logging(level: str) -> None:
     # Other packages log what clients sent, such as the URLs of their images, at INFO.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -245,6 +254,13 @@ def run(config: ServerConfig) -> int:
         except ServerError as error:
             print(model_missing(config.models[0], error.message), file=sys.stderr)
             return 1
+        if config.engine.kv_quantisation is not None:
+            for name in config.models:
+                try:
+                    refuse_heads(catalog, name, config.engine.kv_quantisation)
+                except ServerError as error:
+                    print(model_failed(name, error.message), file=sys.stderr)
+                    return 1
         print(f"Loading {config.models[0]} ...", flush=True)
         return asyncio.run(serve(config, build_engine(config, catalog), listening))
 

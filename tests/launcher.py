@@ -6,14 +6,15 @@ The name of the model says how the engine behaves, see `ENGINES` and `fetch`.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 from mlx_server import main
 from mlx_server.config import ServerConfig
-from mlx_server.engine.sequence import GenerationEvent, GenerationRequest
+from mlx_server.engine.open_request import Take
+from mlx_server.engine.sequence import GenerationRequest
 from mlx_server.engine.status import EngineStatus
 from mlx_server.errors import EngineStopped, ModelLoadFailed
 from tests.fake_engine import MODEL, answering, started
@@ -32,21 +33,18 @@ class StreamingEngine(LiveEngine):
     answer_s: float = 0.0
     num_open: int = 0
 
-    def _play(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        return self._stream()
-
-    async def _stream(self) -> AsyncGenerator[GenerationEvent, None]:
+    async def _play(self, request: GenerationRequest, take: Take) -> None:
         self.num_open += 1
         ends = time.monotonic() + self.answer_s
         *_, word, end = answering("word ").script
         try:
-            yield started()
+            take(started())
             while time.monotonic() < ends:
                 if self.is_closed:
                     raise EngineStopped("The server is shutting down.")
-                yield word
+                take(word)
                 await asyncio.sleep(TOKEN_S)
-            yield end
+            take(end)
         finally:
             self.num_open -= 1
 
@@ -102,6 +100,9 @@ def build(config: ServerConfig, catalog: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main.fetch_first_model = fetch
-    main.build_engine = build
+    if "--real" in sys.argv:
+        sys.argv.remove("--real")
+    else:
+        main.fetch_first_model = fetch
+        main.build_engine = build
     main.main()

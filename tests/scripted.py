@@ -65,7 +65,7 @@ class Script:
     prefill_s: float = 0.0
     token_s: float = 0.0
     load_s: float = 0.0
-    load_error: Exception | None = None
+    load_error: BaseException | None = None
     num_tokens: int = 0
     log: list[str] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)

@@ -14,7 +14,7 @@ from mlx_server.engine.disk_store import DiskStore
 from mlx_server.engine.host_state import HostArray, HostState
 from mlx_server.engine.kv_file import Record
 from mlx_server.engine.kv_folder import KVFolder
-from tests.kv_states import damaged, keys_of, make_store
+from tests.kv_states import PLENTY, damaged, keys_of, make_store
 
 NAMESPACE = "v1-" + "a" * 32
 TIMEOUT_S = 10.0
@@ -63,7 +63,7 @@ def value_of(store: DiskStore, number: int) -> float | None:
 
 def test_what_was_put_is_found_before_and_after_it_is_written(tmp_path: Path) -> None:
     folder = Gated(tmp_path)
-    store = DiskStore(folder)
+    store = DiskStore(folder, max_queued_bytes=PLENTY)
     assert store.put(record_of(1), 1)
     assert store.put(record_of(2, kind="state"), 2)
     assert [store.has(name_of(1)), store.has(name_of(3))] == [True, False]
@@ -135,7 +135,7 @@ def test_a_full_disk_is_told_once_and_used_again_when_there_is_space(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Unwilling(tmp_path, 1 << 30)
-    store = DiskStore(folder)
+    store = DiskStore(folder, max_queued_bytes=PLENTY)
     with caplog.at_level(logging.INFO):
         for number in range(4):
             put(store, number)
@@ -172,10 +172,10 @@ def test_a_place_where_nothing_can_be_written_costs_a_warning(
 
 def test_clearing_waits_for_no_writing_and_leaves_nothing(tmp_path: Path) -> None:
     folder = Gated(tmp_path)
-    store = DiskStore(folder)
+    store = DiskStore(folder, max_queued_bytes=PLENTY)
     for number in (1, 2, 3):
         put(store, number)
-    other = DiskStore(KVFolder(tmp_path, 1 << 30))
+    other = DiskStore(KVFolder(tmp_path, PLENTY), max_queued_bytes=PLENTY)
     put(other, 4)
     assert other.flush(TIMEOUT_S)
     store.clear()

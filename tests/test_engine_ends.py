@@ -116,7 +116,7 @@ def test_b125_b127_a_failure_is_told_to_its_client_and_the_others_are_served(
             assert failed.code == code
             assert queued == "queued"
             assert await running.ask() == "next"
-            assert running.engine.status().healthy
+            assert running.engine.status().is_alive
 
     go(main())
 
@@ -145,7 +145,7 @@ def test_a_failed_load_is_told_and_leaves_a_working_engine(
             assert await running.ask() == "fine"
             with pytest.raises(ModelLoadFailed):
                 await running.ask(model="b")
-            assert running.engine.status().healthy
+            assert running.engine.status().is_alive
             assert await running.ask() == "still fine"
 
     go(main())

@@ -242,7 +242,7 @@ def test_without_mlx_the_server_is_not_healthy_and_says_why(
         engine = make_engine(tmp_path, [path], EngineConfig(), ScriptedLoader(a=Script()))
         await engine.start("a")
         early = asyncio.create_task(Client().read(engine, request()))
-        await until(lambda: not engine.status().healthy)
+        await until(lambda: not engine.status().is_alive)
         assert engine.status().load_error is not None
         assert "/opt" not in engine.status().load_error
         with pytest.raises(EngineStopped):

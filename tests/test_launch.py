@@ -17,6 +17,7 @@ import pytest
 
 from mlx_server.main import bind
 from tests.oneapi_client import CHAT, Connection, passthrough, relay_stream
+from tests.scripted import write_scripted_checkpoint
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 20.0
@@ -163,6 +164,23 @@ def test_a_first_model_that_cannot_be_loaded_ends_the_server() -> None:
     (line,) = errors.splitlines()
     assert "broken could not be loaded" in line
     assert line.endswith("no weights")
+
+
+@pytest.mark.parametrize("group_size, is_first", [("64", False), ("128", True)])
+def test_kv_quantisation_is_refused_at_the_start_for_every_model(
+    tmp_path: Path, group_size: str, is_first: bool
+) -> None:
+    models = []
+    for name, head_dim in (("wide", 64), ("narrow", 32)):
+        write_scripted_checkpoint(tmp_path / name, num_attention_heads=1, head_dim=head_dim)
+        models += ["--model", str(tmp_path / name)]
+    options = [*models, "--kv-bits", "8", "--kv-group-size", group_size, "--port", "0"]
+    with launch("--real", *options) as process:
+        status, errors = end_of(process)
+    assert status == 1
+    (line,) = errors.splitlines()
+    assert ("wide" if is_first else "narrow") in line
+    assert "--kv-group-size" in line
 
 
 def test_a_port_in_use_is_one_line_and_status_1() -> None:

@@ -234,6 +234,18 @@ def test_a_short_conversation_fits_beside_every_model_that_is_loaded(
     assert 256 <= slot.runner.memory.max_total_tokens() < 4096
 
 
+def test_kv_state_that_waits_for_the_disk_has_its_room(
+    tmp_path: Path, tiny_checkpoint: Checkpoint
+) -> None:
+    room = {}
+    for where in (None, tmp_path / "kv"):
+        slot = make_slot(memory_limit_bytes=64 * MIB, prefix_cache_dir=where)
+        slot.swap("m", tiny_checkpoint("llama"))
+        assert slot.runner is not None
+        room[where] = slot.runner.memory.room_for_prefix_cache()
+    assert room[None] - room[tmp_path / "kv"] == 4 * MIB
+
+
 def is_allowed(path: Path, limit: int) -> bool:
     try:
         make_slot(refuse_to_load, memory_limit_bytes=limit).swap("m", path)

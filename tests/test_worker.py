@@ -57,6 +57,10 @@ def code_of(outcome: str | ServerError) -> str | None:
     return outcome.code
 
 
+class Panic(BaseException):
+    """As Rust code raises it."""
+
+
 def test_a_request_loads_prefills_and_decodes(harness: Harness, script: Script) -> None:
     script.say("one ", "two")
     sequence = ask("abcdefghij")
@@ -168,7 +172,7 @@ def test_b125_a_failure_costs_its_own_request_and_no_queued_one(
     assert isinstance(harness.finish(failing), GenerationFailed)
     assert harness.finish(queued) == "fine"
     assert harness.run(ask()) == "fine again"
-    assert harness.worker.status.healthy
+    assert harness.worker.status.is_alive
 
 
 def test_b125_a_failure_ends_what_ran_beside_it_and_leaves_a_working_engine(
@@ -215,7 +219,7 @@ def test_b125_a_failure_to_keep_the_state_of_an_abandoned_request_costs_nothing(
         harness.wait_for(abandoned, lambda e: e == Progress("prefill", 8, 4000))
     harness.worker.abort(abandoned.request.request_id)
     assert harness.run(ask()) == "fine"
-    assert harness.worker.status.healthy
+    assert harness.worker.status.is_alive
 
 
 def test_b125_a_failure_to_keep_the_state_of_an_answer_out_of_time_is_told(
@@ -338,3 +342,12 @@ def test_joining_a_busy_worker_gives_up_after_the_timeout(harness: Harness, scri
     assert not harness.worker.join(0.05)
     script.gate.set()
     assert harness.worker.join(TIMEOUT_S)
+
+
+def test_a_panic_in_the_first_load_is_told(script: Script, harness: Harness) -> None:
+    script.load_error = Panic()
+    harness.worker.load("a")
+    wait_until(lambda: harness.worker.status.load_error is not None)
+    script.load_error = None
+    script.say("fine")
+    assert harness.run(ask()) == "fine"

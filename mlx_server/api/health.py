@@ -18,7 +18,7 @@ def health_router(engine: Engine) -> APIRouter:
     async def health() -> Response:
         """200 while the server can serve, 503 when its engine has stopped."""
         status = engine.status()
-        is_ok = status.healthy
+        is_ok = status.is_alive
         body = {
             "status": "ok" if is_ok else "error",
             "state": status.state,

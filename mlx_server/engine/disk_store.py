@@ -15,8 +15,6 @@ from mlx_server.engine.kv_folder import KVFolder, select_states
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED_BYTES = 1 << 30
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
@@ -25,9 +23,12 @@ class _Job:
 
 
 class DiskStore:
-    """One thread may call it, whichever; another one writes while there is something to write."""
+    """One thread may call it, whichever; another one writes while there is something to write.
 
-    def __init__(self, folder: KVFolder, *, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+    `max_queued_bytes` is what may wait for the disk in memory.
+    """
+
+    def __init__(self, folder: KVFolder, *, max_queued_bytes: int) -> None:
         self.folder = folder
         self._max_queued_bytes = max_queued_bytes
         self._queued: dict[str, _Job] = {}

@@ -224,7 +224,7 @@ class Engine:
         return self._generate(request, entry, take)
 
     def _refuse_when_stopped(self) -> None:
-        if self._is_closed or not self.status().healthy:
+        if self._is_closed or not self.status().is_alive:
             raise EngineStopped
 
     async def resolve(self, name: str | None) -> ModelEntry:

@@ -21,6 +21,7 @@ from mlx_vlm.models.cache import (
 from mlx_server.config import KVQuantisation
 from mlx_server.engine.kv_caches import KVCaches
 from mlx_server.errors import ModelLoadFailed
+from mlx_server.kv_heads import not_quantisable
 
 logger = logging.getLogger(__name__)
 
@@ -69,20 +70,4 @@ def refuse_unless_quantisable(
         mx.eval(getattr(output, "logits", output))
     except Exception as error:
         logger.warning("KV quantisation does not work with this model: %s", error)
-        raise _not_quantisable(wanted) from None
-
-
-def refuse_heads_that_no_group_divides(head_dim: int, wanted: KVQuantisation) -> None:
-    """Raises ModelLoadFailed for what a model's configuration gives away before it is loaded;
-    `head_dim` is 0 where that does not say.
-    """
-    if head_dim % wanted.group_size:
-        raise _not_quantisable(wanted)
-
-
-def _not_quantisable(wanted: KVQuantisation) -> ModelLoadFailed:
-    return ModelLoadFailed(
-        f"This model's KV state cannot be quantised to {wanted.bits} bits in groups of "
-        f"{wanted.group_size}. Choose a --kv-group-size that divides the size of its attention "
-        "heads, or start without --kv-bits."
-    )
+        raise not_quantisable(wanted) from None

@@ -25,7 +25,6 @@ from mlx_server.engine.disk_store import DiskStore
 from mlx_server.engine.disk_tier import DiskTier, namespace
 from mlx_server.engine.kv_cost import measure_kv_cost
 from mlx_server.engine.kv_folder import KVFolder
-from mlx_server.engine.kv_quantisation import refuse_heads_that_no_group_divides
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.machine_memory import give_back_freed
@@ -34,12 +33,16 @@ from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import Sequence
 from mlx_server.errors import ModelLoadFailed, ModelTooLarge, ServerError
+from mlx_server.kv_heads import refuse_heads_that_no_group_divides
 from mlx_server.load_cost import LoadCost
 from mlx_server.model_dimensions import ModelDimensions
 
 logger = logging.getLogger(__name__)
 
 PREFIX_CACHE_SHARE = 0.25
+# What may wait for the disk: at most so much, and this share of the limit.
+MAX_QUEUED_BYTES = 1 << 30
+QUEUE_SHARE = 1 / 16
 SHORT_CONVERSATION = 1024
 HALF_BYTES = 2
 FLUSH_TIMEOUT_S = 4.0
@@ -54,11 +57,14 @@ class ModelSlot:
         self._config = config
         self._load = load
         limit = config.memory_limit_bytes
-        self._memory_limit = default_memory_limit() if limit is None else limit
+        whole_limit = default_memory_limit() if limit is None else limit
+        queue_bytes = min(MAX_QUEUED_BYTES, int(QUEUE_SHARE * whole_limit))
+        self._disk = disk_store(config, queue_bytes)
+        # KV state that waits for the disk is in nobody's books
+        self._memory_limit = whole_limit - (queue_bytes if self._disk else 0)
         self._prefill_step_size = config.prefill_step_size or prefill_step_size()
-        self._disk = disk_store(config)
         self.runner: Runner | None = None
-        limit_memory(self._memory_limit)
+        limit_memory(whole_limit)
 
     @property
     def model_id(self) -> str | None:
@@ -85,7 +91,7 @@ class ModelSlot:
         refuse_remote_code(CheckpointFacts.read(path), self._config.trust_remote_code)
         dimensions = ModelDimensions.read(path)
         if self._config.kv_quantisation is not None:
-            refuse_heads_that_no_group_divides(dimensions.head_dim, self._config.kv_quantisation)
+            refuse_heads_that_no_group_divides(dimensions, self._config.kv_quantisation)
         self._refuse_what_cannot_fit(path, dimensions)
         self.unload()
         began = time.monotonic()
@@ -188,10 +194,11 @@ class ModelSlot:
         return DiskTier(self._disk, namespace(identity, dtype))
 
 
-def disk_store(config: EngineConfig) -> DiskStore | None:
+def disk_store(config: EngineConfig, max_queued_bytes: int) -> DiskStore | None:
     if config.prefix_cache_dir is None:
         return None
-    return DiskStore(KVFolder(config.prefix_cache_dir, config.prefix_cache_disk_bytes))
+    folder = KVFolder(config.prefix_cache_dir, config.prefix_cache_disk_bytes)
+    return DiskStore(folder, max_queued_bytes=max_queued_bytes)
 
 
 def describe(error: Exception, path: Path) -> str:

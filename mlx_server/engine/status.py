@@ -50,10 +50,6 @@ class EngineStatus:
     prefix_cache: PrefixCacheStats = PrefixCacheStats()
 
     @property
-    def healthy(self) -> bool:
-        return self.is_alive
-
-    @property
     def state(self) -> Literal["idle", "loading", "ready", "stopped"]:
         if not self.is_alive:
             return "stopped"

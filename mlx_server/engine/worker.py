@@ -215,6 +215,10 @@ class Worker:
         except OSError as error:
             self._load_error = "The model's checkpoint is not on this machine any more."
             raise ModelLoadFailed(self._load_error) from error
+        except BaseException:
+            # whoever waits for the first model learns of nothing but this
+            self._load_error = "The model could not be loaded; the log has the cause."
+            raise
         finally:
             self._loading = None
 
