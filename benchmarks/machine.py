@@ -19,6 +19,7 @@ from mlx_server.engine.blas import (
 )
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+LARGE_PAGES = "glibc.malloc.hugetlb=1"
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")
 
 
@@ -52,6 +53,8 @@ def environment(blas: Blas, *, is_preloaded: bool) -> dict[str, str]:
     """Of a server's process; ours loads the library by itself, others have it put before theirs."""
     variables = {**os.environ, **OFFLINE, "OPENBLAS_NUM_THREADS": str(blas.num_threads)}
     variables.pop("PYTHONPATH", None)
+    # as run.sh does, for everyone
+    variables.setdefault("GLIBC_TUNABLES", LARGE_PAGES)
     if blas.path is not None and is_preloaded:
         variables["LD_PRELOAD"] = blas.path
         if has_avx512(PROCESSOR_INFO):
