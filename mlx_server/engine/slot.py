@@ -102,6 +102,8 @@ class ModelSlot:
             prefix_cache=PrefixCache(self._prefix_cache_bytes(), self._disk_tier(path)),
             memory=memory,
         )
+        # reading a checkpoint leaves much behind
+        give_back_freed()
         logger.info(
             "loaded %s in %.1f s: %.0f MB of weights, and room for %d tokens beside them",
             model_id,
