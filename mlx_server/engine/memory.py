@@ -85,7 +85,7 @@ class KVMemory:
         Without `max_tokens` room for the first token will do.
         """
         wanted = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
-        if min(wanted, self._context_length) > self._max_total_tokens:
+        if wanted > self._max_total_tokens:
             raise InsufficientMemory(
                 num_prompt_tokens, max_tokens, self._max_total_tokens, param=param
             )

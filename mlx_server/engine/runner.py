@@ -16,7 +16,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
-from mlx_server.engine.prompt import PreparedPrompt, prepare
+from mlx_server.engine.prompt import PreparedPrompt, prepare, refuse_long_answer
 from mlx_server.engine.rows import Ended, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
@@ -87,6 +87,7 @@ class Runner:
             )
         request = sequence.request
         prompt = prepare(self.loaded, request.prompt, sequence.images)
+        refuse_long_answer(self.loaded, request, len(prompt))
         param = "messages" if isinstance(request.prompt, ChatPrompt) else request.prompt.param
         self.memory.refuse_hopeless(len(prompt), request.max_tokens, param=param)
         sequence.prompt = prompt
