@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlx_server.config import EngineConfig, KVQuantisation
+from mlx_server.engine.device import prepare_device
 from mlx_server.engine.kv_caches import materialise
 from mlx_server.engine.kv_cost import CacheCost, KVCost, measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.memory import KVMemory, Scratch
 from mlx_server.engine.sequence import RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory, InvalidRequest
 from mlx_server.model_dimensions import ModelDimensions
 from tests.engine_runs import make_runner, make_sequence, start
+from tests.tiny.checkpoints import tiny_llama
 
 MIB = 1 << 20
 CHUNK = 128
@@ -124,6 +130,8 @@ def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
     fused = Scratch(ModelDimensions.of(sizes), chunk=100, has_scores=False)
     assert scratch.bytes(1000, 1) - fused.bytes(1000, 1) == 100 * 1000 * 4 * 4
     assert scratch.bytes(1000, 2) - scratch.bytes(1000, 1) == 6 * 300 * 4
+    packing = replace(fused, quantises=True)
+    assert packing.bytes(1000, 1) - scratch.bytes(1000, 1) == 100 * 2 * 64 * 4
     assert scratch.bytes(50, 1) < scratch.bytes(100, 1) < scratch.bytes(1000, 1)
 
 
@@ -136,7 +144,20 @@ def test_a_batch_never_takes_more_than_it_was_promised(
     tiny_checkpoint: Callable[[str], Any],
 ) -> None:
     dimensions = ModelDimensions.read(tiny_checkpoint(tiny.id))
-    scratch = Scratch(dimensions, chunk=CHUNK, has_scores=True)
+    watch_batch(tiny, Scratch(dimensions, chunk=CHUNK, has_scores=True))
+
+
+@pytest.mark.parametrize("begin", [0, 400])
+def test_nor_does_one_that_keeps_its_state_in_few_bits(tmp_path: Path, begin: int) -> None:
+    prepare_device()
+    config = EngineConfig(kv_quantisation=KVQuantisation(4, start=begin))
+    loaded = load_checkpoint("m", tiny_llama(tmp_path / "m", head_dim=64), config)
+    dimensions = ModelDimensions.of_config(loaded.model.config)
+    watch_batch(loaded, Scratch(dimensions, chunk=CHUNK, has_scores=False, quantises=True))
+
+
+def watch_batch(tiny: LoadedModel, scratch: Scratch) -> None:
+    """Assert of every step of some rows what it takes, by what was promised."""
     memory = make_memory(PLENTY, cost=measure_kv_cost(tiny), scratch=scratch)
     runner = make_runner(tiny, step_size=CHUNK, cache_bytes=PLENTY)
     mx.clear_cache()
@@ -146,7 +167,8 @@ def test_a_batch_never_takes_more_than_it_was_promised(
     def check(run: Callable[[], Any]) -> None:
         mx.reset_peak_memory()
         run()
-        materialise(runner._batch("")._batch.prompt_cache)
+        for batch in runner._batches.values():
+            materialise(batch._batch.prompt_cache)
         promised = PLENTY - memory.room_for_prefix_cache()
         taken = mx.get_peak_memory() - empty
         assert taken <= promised + runner.prefix_cache.num_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,17 @@ class CacheCost:
             slots = max(min(num_tokens - 1 + self.step, self.window), self.min_slots)
         return self.fixed_bytes + slots * self.slot_bytes
 
+    def or_greater(self, other: CacheCost) -> CacheCost:
+        """What is enough for either of two forms of one layer's cache."""
+        windows = (self.window, other.window)
+        return CacheCost(
+            max(self.fixed_bytes, other.fixed_bytes),
+            max(self.slot_bytes, other.slot_bytes),
+            max(self.step, other.step),
+            None if None in windows else max(filter(None, windows)),
+            max(self.min_slots, other.min_slots),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
@@ -75,7 +86,20 @@ class KVCost:
 
 
 def measure_kv_cost(loaded: LoadedModel) -> KVCost:
-    """Must run on the thread that runs the model, while no sequence of it runs."""
+    """Must run on the thread that runs the model, while no sequence of it runs.
+
+    Where long prompts alone are kept in few bits, it is what is enough for both kinds of rows.
+    """
+    wanted = loaded.kv_quantisation
+    if wanted is None or wanted.start == 0:
+        return _measure(loaded)
+    exact = _measure(replace(loaded, kv_quantisation=None))
+    few_bits = _measure(replace(loaded, kv_quantisation=replace(wanted, start=0)))
+    both = zip(exact.caches, few_bits.caches, strict=True)
+    return KVCost(tuple(itertools.starmap(CacheCost.or_greater, both)))
+
+
+def _measure(loaded: LoadedModel) -> KVCost:
     costs = costs_of(_fill(loaded, PROBE_LENGTH), PROBE_LENGTH)
     if None in costs:
         short = _leaves(_fill(loaded, SHORT_PROBE_LENGTH))

@@ -27,12 +27,15 @@ class Scratch:
     """What a step takes beside weights and KV state, all of it taken for single precision.
 
     `chunk` is the most tokens of a prompt that run at a time; `has_scores` says that attention
-    keeps the scores of a whole chunk, which fused kernels do not.
+    keeps the scores of a whole chunk, which fused kernels do not. `quantises` says that a chunk's
+    keys and values are there in full until they are packed, and that no fused kernel reads them
+    then.
     """
 
     dimensions: ModelDimensions
     chunk: int
     has_scores: bool
+    quantises: bool = False
 
     def bytes(self, num_tokens: int, num_rows: int) -> int:
         """While a prompt of `num_tokens` is read and `num_rows` sequences run."""
@@ -40,9 +43,11 @@ class Scratch:
         embeddings = num_tokens * d.hidden_size
         layer = chunk * (NUM_HIDDEN * d.hidden_size + NUM_INTERMEDIATE * d.intermediate_size)
         # a mask is as large as the scores of one head
-        scores = chunk * num_tokens * (d.num_heads * self.has_scores + 1)
+        heads_with_scores = d.num_heads * (self.has_scores or self.quantises)
+        scores = chunk * num_tokens * (heads_with_scores + 1)
+        unpacked = 2 * chunk * d.num_heads * d.head_dim * self.quantises
         logits = NUM_LOGITS * num_rows * d.vocab_size
-        return (embeddings + layer + scores + logits) * FLOAT32_BYTES
+        return (embeddings + layer + scores + unpacked + logits) * FLOAT32_BYTES
 
 
 class KVMemory:
