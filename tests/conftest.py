@@ -34,8 +34,10 @@ MORE_FAMILIES = ("falcon_h1", "qwen2_5_vl", "glm4v")
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS` or `MORE_FAMILIES`."""
+    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS`, `MORE_FAMILIES`
+    or `HYBRIDS`."""
     from tests.tiny import checkpoints
+    from tests.tiny.hybrids import HYBRIDS, tiny_hybrid
 
     writers: dict[str, Callable[[Path], Path]] = {
         "llama": checkpoints.tiny_llama,
@@ -46,6 +48,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         "qwen3_vl": checkpoints.tiny_qwen3_vl,
         "qwen2_5_vl": checkpoints.tiny_qwen2_5_vl,
         "glm4v": checkpoints.tiny_glm4v,
+        **{name: partial(tiny_hybrid, family=name) for name in HYBRIDS},
     }
     root = tmp_path_factory.mktemp("tiny")
     return cache(lambda name: writers[name](root / name))
