@@ -97,7 +97,7 @@ class Runner:
 
         An answer without a limit gets more as it grows.
         """
-        if not self.loaded.can_batch and self.memory.num_rows:
+        if self.loaded.takes_one_row and self.memory.num_rows:
             return False
         is_promised = self.memory.reserve(sequence.uid, self._first_share(sequence))
         if is_promised:
