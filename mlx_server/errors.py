@@ -81,10 +81,19 @@ class InsufficientMemory(InvalidRequest):
     code = "insufficient_memory"
 
     def __init__(
-        self, num_prompt_tokens: int, max_tokens: int | None, max_total_tokens: int, *, param: str
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        max_total_tokens: int,
+        *,
+        param: str,
+        n: int = 1,
     ) -> None:
         answer = "" if max_tokens is None else f" and up to {max_tokens} for the answer"
-        change = "Shorten the prompt" + (" or lower max_tokens." if max_tokens else ".")
+        changes = ["shorten the prompt"]
+        changes += ["lower max_tokens"] * (max_tokens is not None)
+        changes += ["ask for fewer answers"] * (n > 1)
+        change = f"{' or '.join(changes)}.".capitalize()
         super().__init__(
             f"Beside this model, memory holds {max_total_tokens} tokens, but the prompt has "
             f"{num_prompt_tokens}{answer}. {change}",

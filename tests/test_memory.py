@@ -21,6 +21,7 @@ from mlx_server.engine.sequence import RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory, InvalidRequest
 from mlx_server.model_dimensions import ModelDimensions
 from tests.engine_runs import make_runner, make_sequence, start
+from tests.scripted import Script
 from tests.tiny.checkpoints import tiny_llama
 
 MIB = 1 << 20
@@ -117,6 +118,46 @@ def test_the_prefix_cache_has_what_nobody_was_promised() -> None:
     memory.clear()
     assert memory.room_for_prefix_cache() == 101_000
     assert make_memory(-1).room_for_prefix_cache() == 0
+
+
+def test_what_is_beside_the_rows_counts_until_it_is_gone() -> None:
+    memory = make_memory(101_000)
+    assert memory.max_total_tokens(beside=50_500) == 49
+    assert not memory.reserve(1, 50, 50_500)
+    assert memory.reserve(1, 49, 50_500)
+    assert memory.room_for_prefix_cache() == 0
+    assert not memory.grow(1, 50)
+    memory.settle(1)
+    assert memory.grow(1, 99)
+    memory.release(1)
+    assert memory.reserve(2, 49, 50_500)
+    memory.clear()
+    assert memory.room_for_prefix_cache() == 101_000
+
+
+def test_what_somebody_holds_counts_while_he_lives() -> None:
+    memory, owner, other = make_memory(101_000), Script(), Script()
+    memory.hold(owner, 40_400)
+    memory.hold(other, 10_100)
+    assert memory.room_for_prefix_cache() == 50_500
+    assert not memory.reserve(1, 50)
+    assert memory.reserve(1, 49)
+    memory.clear()
+    assert not memory.reserve(1, 60, alone_with=(owner,))
+    assert memory.reserve(1, 59, alone_with=(owner,))
+    memory.release(1)
+    del owner
+    assert memory.reserve(1, 89)
+    memory.hold(other, 0)
+    assert memory.grow(1, 99)
+
+
+def test_answers_that_start_from_one_prompt_need_room_for_its_state_as_well() -> None:
+    memory = make_memory(101_000)
+    assert memory.start_bytes(40) == 41_000
+    memory.refuse_hopeless(40, 18, param="messages", beside=41_000)
+    with pytest.raises(InsufficientMemory, match="holds 58 tokens"):
+        memory.refuse_hopeless(40, 19, param="messages", beside=41_000)
 
 
 def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
