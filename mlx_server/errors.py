@@ -22,6 +22,8 @@ they find in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 GIB = 1 << 30
 
 
@@ -87,12 +89,12 @@ class InsufficientMemory(InvalidRequest):
         max_total_tokens: int,
         *,
         param: str,
-        n: int = 1,
+        also: Iterable[str] = (),
     ) -> None:
         answer = "" if max_tokens is None else f" and up to {max_tokens} for the answer"
         changes = ["shorten the prompt"]
         changes += ["lower max_tokens"] * (max_tokens is not None)
-        changes += ["ask for fewer answers"] * (n > 1)
+        changes += also
         change = f"{' or '.join(changes)}.".capitalize()
         super().__init__(
             f"Beside this model, memory holds {max_total_tokens} tokens, but the prompt has "

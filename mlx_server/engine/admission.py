@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
+from mlx_server.engine.picture_cost import PictureCost, VisionTower
 from mlx_server.engine.prompt import PreparedPrompt
 from mlx_server.engine.rows import Row, SharedStart
 from mlx_server.engine.sequence import ChatPrompt, GenerationRequest, Sequence
@@ -19,16 +20,26 @@ class Admission:
     def __init__(self, loaded: LoadedModel, memory: KVMemory) -> None:
         self._context_length = loaded.context_length
         self._memory = memory
+        self._tower = VisionTower.of(loaded) if loaded.has_vision else None
+
+    def hold(self, prompt: PreparedPrompt) -> int:
+        """The prompt's pictures are in memory; returns their bytes."""
+        num_bytes = self._picture_cost(prompt).held_bytes
+        if num_bytes:
+            self._memory.hold(prompt, num_bytes)
+        return num_bytes
 
     def refuse_hopeless(self, request: GenerationRequest, prompt: PreparedPrompt) -> None:
         """Raises InsufficientMemory for a request of which no sequence could run, even alone."""
         param = "messages" if isinstance(request.prompt, ChatPrompt) else request.prompt.param
+        also = ["send fewer or smaller pictures"] * bool(prompt.inputs)
+        also += ["ask for fewer answers"] * (request.n > 1)
         self._memory.refuse_hopeless(
             len(prompt),
             request.max_tokens,
             param=param,
             beside=self._most_beside(request, prompt),
-            n=request.n,
+            also=also,
         )
 
     def reserve(
@@ -42,12 +53,15 @@ class Admission:
         held = 0 if shared is None else self._memory.held_bytes(shared)
         if shared is not None and shared.num_expected == 1:
             self._memory.hold(shared, 0)
-        own = () if shared is None else (shared,)
-        beside = self._most_beside(sequence.request, sequence.prompt)
+        prompt: PreparedPrompt = sequence.prompt
+        beside = 0
+        if shared is None:
+            beside = self._most_beside(sequence.request, prompt) - self._memory.held_bytes(prompt)
+        own = (prompt,) if shared is None else (prompt, shared)
         is_promised = self._memory.reserve(
             sequence.uid,
             self.first_share(sequence),
-            beside if shared is None else 0,
+            beside,
             alone_with=own if is_alone else None,
         )
         if shared is not None and not is_promised:
@@ -92,7 +106,14 @@ class Admission:
 
     def _most_beside(self, request: GenerationRequest, prompt: PreparedPrompt) -> int:
         """What the request has beside its row while only one of its sequences runs."""
-        return self._memory.start_bytes(len(prompt)) if request.n > 1 else 0
+        pictures = self._picture_cost(prompt)
+        start = self._memory.start_bytes(len(prompt)) if request.n > 1 else 0
+        return pictures.held_bytes + pictures.pass_bytes + start
+
+    def _picture_cost(self, prompt: PreparedPrompt) -> PictureCost:
+        if self._tower is None or not prompt.inputs:
+            return PictureCost()
+        return self._tower.cost(prompt)
 
 
 def _num_wanted(row: Row) -> int:

@@ -1,8 +1,8 @@
 """Who may have how much KV state of one model, so that no text makes the device run out of memory.
 
 A Metal allocation that fails ends the process, and Python cannot catch it: what might not fit must
-not begin. Counts weights, KV state and what a step takes for text, not images and what the vision
-tower takes for them. Counts only; holds no arrays and evicts nothing.
+not begin. Counts weights, KV state, what a step takes for text, and what it is told that pictures
+take. Counts only; holds no arrays and evicts nothing.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ class KVMemory:
         *,
         param: str,
         beside: int = 0,
-        n: int = 1,
+        also: Iterable[str] = (),
     ) -> None:
         """Raises InsufficientMemory for a prompt that could never run with all of its answer.
 
-        Without `max_tokens` room for the first token will do.
+        Without `max_tokens` room for the first token will do. `also` are more ways to help it.
         """
         wanted = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
         most = self.max_total_tokens(beside)
         if wanted > most:
-            raise InsufficientMemory(num_prompt_tokens, max_tokens, most, param=param, n=n)
+            raise InsufficientMemory(num_prompt_tokens, max_tokens, most, param=param, also=also)
 
     def start_bytes(self, num_prompt_tokens: int) -> int:
         """Of a prompt that is through, from which more than one sequence will begin."""

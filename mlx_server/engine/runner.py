@@ -89,6 +89,8 @@ class Runner:
         refuse_long_answer(self.loaded, request, len(prompt))
         self._admission.refuse_hopeless(request, prompt)
         sequence.prompt = prompt
+        sequence.picture_bytes = self._admission.hold(prompt)
+        self._bound_prefix_cache()
 
     def reserve(self, sequence: Sequence) -> bool:
         """Set memory aside for prompt and answer; False while others hold it."""

@@ -196,7 +196,7 @@ class Sequence:
 
     `arrived` and `deadline` are times of the monotonic clock in seconds; after the latter the
     answer is cut. `prompt` is what the runner has made of the request's, once the model is loaded;
-    the decoded `images` go when it is there.
+    the decoded `images` go when it is there, and `picture_bytes` tells what they have become.
     """
 
     uid: int
@@ -209,6 +209,7 @@ class Sequence:
     images: tuple[Any, ...] = ()
     status: SequenceStatus = SequenceStatus.WAITING
     prompt: Any = None
+    picture_bytes: int = 0
     has_images: bool = field(init=False)
 
     def __post_init__(self) -> None:
