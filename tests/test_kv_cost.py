@@ -74,6 +74,7 @@ def test_where_short_rows_stay_exact_the_cost_is_enough_for_both_kinds(
 ) -> None:
     loaded = packed(64)
     cost = measure_kv_cost(loaded)
+    assert cost.is_packed
     for length in LENGTHS:
         held = num_bytes(caches_after(loaded, length))
         assert cost.row_bytes(length) >= held, length
@@ -83,6 +84,7 @@ def test_where_short_rows_stay_exact_the_cost_is_enough_for_both_kinds(
 def test_where_all_rows_are_packed_the_cost_is_theirs(packed: Callable[[int], LoadedModel]) -> None:
     loaded = packed(0)
     cost = measure_kv_cost(loaded)
+    assert cost.is_packed
     for length in LENGTHS:
         # joining a batch lets go of what was allocated ahead
         held = num_bytes(caches_after(loaded, length))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +170,7 @@ def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
     fused = Scratch(ModelDimensions.of(sizes), chunk=100, has_scores=False)
     assert scratch.bytes(1000, 1) - fused.bytes(1000, 1) == 100 * 1000 * 4 * 4
     assert scratch.bytes(1000, 2) - scratch.bytes(1000, 1) == 6 * 300 * 4
-    packing = replace(fused, quantises=True)
-    assert packing.bytes(1000, 1) - scratch.bytes(1000, 1) == 100 * 2 * 64 * 4
+    assert fused.bytes(1000, 1, is_packed=True) - scratch.bytes(1000, 1) == 100 * 2 * 64 * 4
     assert scratch.bytes(50, 1) < scratch.bytes(100, 1) < scratch.bytes(1000, 1)
 
 
@@ -194,7 +192,7 @@ def test_nor_does_one_that_keeps_its_state_in_few_bits(tmp_path: Path, begin: in
     config = EngineConfig(kv_quantisation=KVQuantisation(4, start=begin))
     loaded = load_checkpoint("m", tiny_llama(tmp_path / "m", head_dim=64), config)
     dimensions = ModelDimensions.of_config(loaded.model.config)
-    watch_batch(loaded, Scratch(dimensions, chunk=CHUNK, has_scores=False, quantises=True))
+    watch_batch(loaded, Scratch(dimensions, chunk=CHUNK, has_scores=False))
 
 
 def watch_batch(tiny: LoadedModel, scratch: Scratch) -> None:

@@ -65,9 +65,13 @@ class CacheCost:
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
-    """The caches of all layers. A batch keeps each of its rows as long as its longest."""
+    """The caches of all layers. A batch keeps each of its rows as long as its longest.
+
+    `is_packed` says that some rows keep them in few bits.
+    """
 
     caches: tuple[CacheCost, ...]
+    is_packed: bool = False
 
     def row_bytes(self, num_tokens: int) -> int:
         return sum(cache.bytes(num_tokens) for cache in self.caches)
@@ -96,7 +100,7 @@ def measure_kv_cost(loaded: LoadedModel) -> KVCost:
     exact = _measure(replace(loaded, kv_quantisation=None))
     few_bits = _measure(replace(loaded, kv_quantisation=replace(wanted, start=0)))
     both = zip(exact.caches, few_bits.caches, strict=True)
-    return KVCost(tuple(itertools.starmap(CacheCost.or_greater, both)))
+    return KVCost(tuple(itertools.starmap(CacheCost.or_greater, both)), is_packed=True)
 
 
 def _measure(loaded: LoadedModel) -> KVCost:
@@ -106,7 +110,8 @@ def _measure(loaded: LoadedModel) -> KVCost:
         long = _leaves(_fill(loaded, LONG_PROBE_LENGTH))
         linear = itertools.starmap(_linear_cost, zip(short, long, strict=True))
         costs = [known or guess for known, guess in zip(costs, linear, strict=True)]
-    return KVCost(tuple(cost for cost in costs if cost is not None))
+    is_packed = loaded.kv_quantisation is not None
+    return KVCost(tuple(cost for cost in costs if cost is not None), is_packed)
 
 
 def costs_of(caches: KVCaches, num_tokens: int) -> list[CacheCost | None]:

@@ -28,25 +28,26 @@ class Scratch:
     """What a step takes beside weights and KV state, all of it taken for single precision.
 
     `chunk` is the most tokens of a prompt that run at a time; `has_scores` says that attention
-    keeps the scores of a whole chunk, which fused kernels do not. `quantises` says that a chunk's
-    keys and values are there in full until they are packed, and that no fused kernel reads them
-    then.
+    keeps the scores of a whole chunk, which fused kernels do not.
     """
 
     dimensions: ModelDimensions
     chunk: int
     has_scores: bool
-    quantises: bool = False
 
-    def bytes(self, num_tokens: int, num_rows: int) -> int:
-        """While a prompt of `num_tokens` is read and `num_rows` sequences run."""
+    def bytes(self, num_tokens: int, num_rows: int, *, is_packed: bool = False) -> int:
+        """While a prompt of `num_tokens` is read and `num_rows` sequences run.
+
+        With `is_packed` KV state a chunk's keys and values are there in full until they are packed,
+        and no fused kernel reads them then.
+        """
         d, chunk = self.dimensions, min(self.chunk, num_tokens)
         embeddings = num_tokens * d.hidden_size
         layer = chunk * (NUM_HIDDEN * d.hidden_size + NUM_INTERMEDIATE * d.intermediate_size)
         # a mask is as large as the scores of one head
-        heads_with_scores = d.num_heads * (self.has_scores or self.quantises)
+        heads_with_scores = d.num_heads * (self.has_scores or is_packed)
         scores = chunk * num_tokens * (heads_with_scores + 1)
-        unpacked = 2 * chunk * d.num_heads * d.head_dim * self.quantises
+        unpacked = 2 * chunk * d.num_heads * d.head_dim * is_packed
         logits = NUM_LOGITS * num_rows * d.vocab_size
         return (embeddings + layer + scores + unpacked + logits) * FLOAT32_BYTES
 
@@ -190,7 +191,7 @@ class KVMemory:
         # padded as well, and the row is there twice
         moving = layer if len(lengths) == 1 else 2 * layer + row
         window = self._cost.window_bytes(self._scratch.chunk)
-        scratch = self._scratch.bytes(longest, len(lengths))
+        scratch = self._scratch.bytes(longest, len(lengths), is_packed=self._cost.is_packed)
         return len(lengths) * row + moving + window + scratch
 
     def _most_tokens_alone(self, beside: int = 0) -> int:
