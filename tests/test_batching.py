@@ -154,10 +154,11 @@ def test_pictures_and_text_decode_together(load_tiny: Load) -> None:
     assert [answer.text for answer in answers.values()] == alone
 
 
+@pytest.mark.parametrize("name", ["hunyuan_vl", "mllama"])
 def test_rows_of_a_model_that_places_them_all_alike_decode_one_after_the_other(
-    load_tiny: Load,
+    load_tiny: Load, name: str
 ) -> None:
-    loaded = load_tiny("hunyuan_vl")
+    loaded = load_tiny(name)
     runner = make_runner(loaded, step_size=16)
     first, second = make_sequence("hi"), make_sequence(AGENT)
     answer = Answer(start(runner, first))

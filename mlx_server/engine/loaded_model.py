@@ -18,7 +18,7 @@ from mlx_server.engine.token_text import TokenText
 WARM_VISION_TYPES = frozenset({"gemma3", "glm4v", "qwen2_5_vl", "qwen3_vl"})
 
 # Their attention gives all rows of a step the position of the longest.
-ONE_POSITION_TYPES = frozenset({"hunyuan_vl"})
+ONE_POSITION_TYPES = frozenset({"hunyuan_vl", "mllama"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
