@@ -46,8 +46,8 @@ class KVQuantisation:
 class EngineConfig:
     """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
 
-    `memory_limit_bytes` bounds weights, KV state and what text takes beside them, not images.
-    Without a `prefix_cache_dir` no KV state is written to disk.
+    `memory_limit_bytes` bounds weights, KV state and what text and prepared images take beside
+    them, not images before that. Without a `prefix_cache_dir` no KV state is written to disk.
     """
 
     prefill_step_size: int | None = None

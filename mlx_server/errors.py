@@ -3,6 +3,7 @@
 ServerError
 ├── InvalidRequest                 the client must change the request
 │   ├── ContextLengthExceeded      the prompt does not fit the model's context
+│   ├── AnswerTooLong              the answer that was asked for does not fit it beside the prompt
 │   ├── InsufficientMemory         prompt and answer do not fit the memory beside the model
 │   └── UnsupportedParameter       a known field that this model or server does not honour
 ├── ModelNotFound                  no such name in the catalog
@@ -20,6 +21,8 @@ they find in it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 GIB = 1 << 30
 
@@ -62,14 +65,37 @@ class ContextLengthExceeded(InvalidRequest):
         )
 
 
+class AnswerTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, num_prompt_tokens: int, max_tokens: int, context_length: int, *, param: str
+    ) -> None:
+        super().__init__(
+            f"This model's context holds {context_length} tokens, but the prompt has "
+            f"{num_prompt_tokens} and `{param}` asks for {max_tokens} more. Shorten the prompt, or "
+            f"ask for at most {context_length - num_prompt_tokens}.",
+            param=param,
+        )
+
+
 class InsufficientMemory(InvalidRequest):
     code = "insufficient_memory"
 
     def __init__(
-        self, num_prompt_tokens: int, max_tokens: int | None, max_total_tokens: int, *, param: str
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        max_total_tokens: int,
+        *,
+        param: str,
+        also: Iterable[str] = (),
     ) -> None:
         answer = "" if max_tokens is None else f" and up to {max_tokens} for the answer"
-        change = "Shorten the prompt" + (" or lower max_tokens." if max_tokens else ".")
+        changes = ["shorten the prompt"]
+        changes += ["lower max_tokens"] * (max_tokens is not None)
+        changes += also
+        change = f"{' or '.join(changes)}.".capitalize()
         super().__init__(
             f"Beside this model, memory holds {max_total_tokens} tokens, but the prompt has "
             f"{num_prompt_tokens}{answer}. {change}",

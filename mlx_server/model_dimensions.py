@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ MAX_SIZE = 1 << 24
 @dataclass(frozen=True, slots=True)
 class ModelDimensions:
     """0 where the configuration does not say. `intermediate_size` is that of all experts which one
-    token meets; `kv_numbers` is how many numbers of KV state one position has, in all layers.
+    token meets; `kv_numbers` is how many numbers of KV state one position has, in all layers, and
+    `state_numbers` how many a text of any length has. Hybrids are taken to have both in each layer.
     """
 
     hidden_size: int
@@ -24,6 +25,7 @@ class ModelDimensions:
     head_dim: int
     vocab_size: int
     kv_numbers: int
+    state_numbers: int = 0
 
     @classmethod
     def read(cls, folder: Path) -> ModelDimensions:
@@ -45,11 +47,13 @@ class ModelDimensions:
     def of(cls, *parts: Mapping[str, Any]) -> ModelDimensions:
         """`parts` are asked in turn for each size."""
 
-        def size(key: str) -> int:
-            return next((n for part in parts if (n := _size(part.get(key))) > 0), 0)
+        def size(*keys: str) -> int:
+            named = ((part, key) for key in keys for part in parts)
+            return next((n for part, key in named if (n := _size(part.get(key))) > 0), 0)
 
         num_heads = size("num_attention_heads")
-        head_dim = size("head_dim") or (size("hidden_size") // num_heads if num_heads else 0)
+        head_dim = size("head_dim", "hidden_size_per_head")
+        head_dim = head_dim or (size("hidden_size") // num_heads if num_heads else 0)
         kv_heads = size("num_key_value_heads") or num_heads
         # multi-head latent attention keeps one compressed vector for all heads
         latent = size("kv_lora_rank")
@@ -62,7 +66,37 @@ class ModelDimensions:
             head_dim=head_dim,
             vocab_size=size("vocab_size"),
             kv_numbers=size("num_hidden_layers") * per_layer,
+            state_numbers=size("num_hidden_layers") * _state_numbers(size),
         )
+
+
+def _state_numbers(size: Callable[..., int]) -> int:
+    """What one layer keeps of all that it has read: a recurrent state, and the newest inputs of the
+    convolution before it.
+    """
+    return max(_mamba_numbers(size), _delta_rule_numbers(size), _convolution_numbers(size))
+
+
+def _mamba_numbers(size: Callable[..., int]) -> int:
+    heads = size("mamba_n_heads", "mamba_num_heads", "num_heads")
+    head_dim = size("mamba_d_head", "mamba_head_dim", "hidden_size_per_head", "head_dim")
+    expanded = size("mamba_expand", "expand") * size("hidden_size")
+    inner = max(size("mamba_d_ssm"), heads * head_dim, expanded)
+    state = size("mamba_d_state", "ssm_state_size", "state_size")
+    # files leave out that there is one group
+    in_groups = 2 * max(1, size("mamba_n_groups", "n_groups")) * state
+    return inner * state + size("mamba_d_conv", "conv_kernel") * (inner + in_groups)
+
+
+def _delta_rule_numbers(size: Callable[..., int]) -> int:
+    key_dim, value_heads = size("linear_key_head_dim"), size("linear_num_value_heads")
+    values = value_heads * size("linear_value_head_dim")
+    channels = 2 * size("linear_num_key_heads") * key_dim + values
+    return values * key_dim + size("linear_conv_kernel_dim") * channels
+
+
+def _convolution_numbers(size: Callable[..., int]) -> int:
+    return size("conv_L_cache") * size("hidden_size")
 
 
 def _size(value: Any) -> int:

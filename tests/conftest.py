@@ -36,8 +36,11 @@ MORE_FAMILIES = ("falcon_h1", "qwen2_5_vl", "glm4v")
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS` or `MORE_FAMILIES`."""
+    """The folder of the tiny checkpoint of that name, one of `TINY_MODELS`, `MORE_FAMILIES`,
+    `HYBRIDS`, "hunyuan_vl" or "mllama"."""
     from tests.tiny import checkpoints
+    from tests.tiny.hybrids import HYBRIDS, tiny_hybrid
+    from tests.tiny.one_position import tiny_hunyuan_vl, tiny_mllama
 
     writers: dict[str, Callable[[Path], Path]] = {
         "llama": checkpoints.tiny_llama,
@@ -48,6 +51,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         "qwen3_vl": checkpoints.tiny_qwen3_vl,
         "qwen2_5_vl": checkpoints.tiny_qwen2_5_vl,
         "glm4v": checkpoints.tiny_glm4v,
+        "hunyuan_vl": tiny_hunyuan_vl,
+        "mllama": tiny_mllama,
+        **{name: partial(tiny_hybrid, family=name) for name in HYBRIDS},
     }
     root = tmp_path_factory.mktemp("tiny")
     return cache(lambda name: writers[name](root / name))

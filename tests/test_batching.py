@@ -26,6 +26,7 @@ from tests.engine_runs import (
     GREEDY,
     Answer,
     decode,
+    first_difference,
     make_runner,
     make_sequence,
     picture,
@@ -142,6 +143,23 @@ def test_pictures_and_text_decode_together(load_tiny: Load) -> None:
     answers = run_together(make_runner(loaded), sequences())
     alone = [run_alone(loaded, sequence).text for sequence in sequences()]
     assert [answer.text for answer in answers.values()] == alone
+
+
+@pytest.mark.parametrize("name", ["hunyuan_vl", "mllama"])
+def test_rows_of_a_model_that_places_them_all_alike_decode_one_after_the_other(
+    load_tiny: Load, name: str
+) -> None:
+    loaded = load_tiny(name)
+    runner = make_runner(loaded, step_size=16)
+    first, second = make_sequence("hi"), make_sequence(AGENT)
+    answer = Answer(start(runner, first))
+    runner.prepare(second)
+    assert not runner.reserve(second)
+    while batch := decode(runner):
+        answer.deltas += [delta for _, delta in batch]
+    assert first_difference(answer, run_alone(loaded, make_sequence("hi"))) is None
+    assert runner.reserve(second)
+    assert first_difference(run(runner, second), run_alone(loaded, make_sequence(AGENT))) is None
 
 
 @pytest.fixture

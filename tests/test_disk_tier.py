@@ -288,8 +288,11 @@ def test_what_does_not_fit_into_the_queue_leaves_a_usable_beginning(tmp_path: Pa
     store = make_store(tmp_path / "b", PLENTY, max_queued_bytes=size)
     tier = DiskTier(store, namespace("m"))
     for expected in (32, 64, 96, 128):
-        put(tier, IDS)
+        is_complete = tier.insert(keys_of(IDS), sliceable(IDS), "")
+        assert store.flush(TIMEOUT_S)
         assert found(tier, IDS) >= expected
+    assert is_complete
+    assert tier.insert(keys_of(IDS), sliceable(IDS), "")
 
 
 HALF_BLOCKS = st.lists(st.integers(1, 2), min_size=1, max_size=6)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
+from mlx_server.config import EngineConfig, KVQuantisation
+from mlx_server.engine.device import prepare_device
 from mlx_server.engine.kv_caches import KVCaches, materialise, num_bytes
-from mlx_server.engine.kv_cost import KVCost, costs_of, measure_kv_cost
+from mlx_server.engine.kv_cost import CacheCost, KVCost, costs_of, measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.loader import load_checkpoint
 from mlx_server.engine.sequence import RawPrompt
 from tests.engine_runs import make_runner, make_sequence, start
+from tests.tiny.checkpoints import tiny_gemma3, tiny_llama
 
 LENGTHS = (1, 2, 8, 9, 63, 64, 65, 66, 255, 256, 257, 600)
 CHUNK = 128
@@ -25,7 +30,7 @@ def caches_after(loaded: LoadedModel, num_tokens: int) -> KVCaches:
     runner = make_runner(loaded, step_size=CHUNK, cache_bytes=0)
     sequence = make_sequence(RawPrompt([20 + i % 50 for i in range(num_tokens)]))
     start(runner, sequence)
-    caches: KVCaches = runner._batch("").release([sequence.uid])[0]
+    caches: KVCaches = runner._batch(loaded.kv_variant(num_tokens)).release([sequence.uid])[0]
     materialise(caches)
     return caches
 
@@ -45,6 +50,54 @@ def test_a_row_costs_what_its_caches_hold(tiny: LoadedModel) -> None:
     assert cost.row_bytes(0) == 0
     for length in LENGTHS:
         assert cost.row_bytes(length) == num_bytes(caches_after(tiny, length)), length
+
+
+@pytest.fixture(scope="module", params=[("llama", 4), ("llama", 8), ("gemma3", 8)], ids=str)
+def packed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], LoadedModel]:
+    """A model that keeps prompts from that length on in few bits."""
+    name, bits = request.param
+    write = {"llama": tiny_llama, "gemma3": tiny_gemma3}[name]
+    folder = write(tmp_path_factory.mktemp("packed") / name, head_dim=HEAD_DIM)
+    prepare_device()
+
+    def load(start: int) -> LoadedModel:
+        wanted = KVQuantisation(bits, start=start)
+        return load_checkpoint("m", folder, EngineConfig(kv_quantisation=wanted))
+
+    return load
+
+
+def test_where_short_rows_stay_exact_the_cost_is_enough_for_both_kinds(
+    packed: Callable[[int], LoadedModel],
+) -> None:
+    loaded = packed(64)
+    cost = measure_kv_cost(loaded)
+    assert cost.is_packed
+    for length in LENGTHS:
+        held = num_bytes(caches_after(loaded, length))
+        assert cost.row_bytes(length) >= held, length
+        assert length >= 64 or cost.row_bytes(length) == held, length
+
+
+def test_where_all_rows_are_packed_the_cost_is_theirs(packed: Callable[[int], LoadedModel]) -> None:
+    loaded = packed(0)
+    cost = measure_kv_cost(loaded)
+    assert cost.is_packed
+    for length in LENGTHS:
+        # joining a batch lets go of what was allocated ahead
+        held = num_bytes(caches_after(loaded, length))
+        assert held <= cost.row_bytes(length) <= held + cost.row_bytes(cost.step), length
+
+
+def test_either_form_of_a_cache_fits_what_is_greater() -> None:
+    one = CacheCost(fixed_bytes=10, slot_bytes=1, step=4, window=30)
+    other = CacheCost(slot_bytes=3, step=2, window=40, min_slots=7)
+    for length in (1, 5, 29, 100):
+        most = max(one.bytes(length), other.bytes(length))
+        assert one.or_greater(other).bytes(length) >= most
+        assert one.or_greater(replace(other, window=None)).bytes(length) >= most
 
 
 def test_measuring_a_model_computes_nothing(tiny: LoadedModel) -> None:

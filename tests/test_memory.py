@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_server.config import EngineConfig
+from mlx_server.config import EngineConfig, KVQuantisation
 from mlx_server.engine.device import prepare_device
 from mlx_server.engine.kv_caches import materialise
 from mlx_server.engine.kv_cost import CacheCost, KVCost, measure_kv_cost
@@ -21,6 +21,7 @@ from mlx_server.engine.sequence import RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory, InvalidRequest
 from mlx_server.model_dimensions import ModelDimensions
 from tests.engine_runs import make_runner, make_sequence, start
+from tests.scripted import Script
 from tests.tiny.checkpoints import tiny_llama
 
 MIB = 1 << 20
@@ -66,10 +67,6 @@ def test_what_fits_alone_is_not_refused() -> None:
     memory = make_memory(101_000)
     memory.refuse_hopeless(90, 9, param="messages")
     memory.refuse_hopeless(98, None, param="messages")
-
-
-def test_an_answer_longer_than_the_context_counts_up_to_its_end() -> None:
-    make_memory(101_000, context_length=90).refuse_hopeless(80, 1_000_000, param="messages")
 
 
 @pytest.mark.parametrize("room", [5_000, 101_000, 777_777, 10_000_000])
@@ -123,6 +120,46 @@ def test_the_prefix_cache_has_what_nobody_was_promised() -> None:
     assert make_memory(-1).room_for_prefix_cache() == 0
 
 
+def test_what_is_beside_the_rows_counts_until_it_is_gone() -> None:
+    memory = make_memory(101_000)
+    assert memory.max_total_tokens(beside=50_500) == 49
+    assert not memory.reserve(1, 50, 50_500)
+    assert memory.reserve(1, 49, 50_500)
+    assert memory.room_for_prefix_cache() == 0
+    assert not memory.grow(1, 50)
+    memory.settle(1)
+    assert memory.grow(1, 99)
+    memory.release(1)
+    assert memory.reserve(2, 49, 50_500)
+    memory.clear()
+    assert memory.room_for_prefix_cache() == 101_000
+
+
+def test_what_somebody_holds_counts_while_he_lives() -> None:
+    memory, owner, other = make_memory(101_000), Script(), Script()
+    memory.hold(owner, 40_400)
+    memory.hold(other, 10_100)
+    assert memory.room_for_prefix_cache() == 50_500
+    assert not memory.reserve(1, 50)
+    assert memory.reserve(1, 49)
+    memory.clear()
+    assert not memory.reserve(1, 60, alone_with=(owner,))
+    assert memory.reserve(1, 59, alone_with=(owner,))
+    memory.release(1)
+    del owner
+    assert memory.reserve(1, 89)
+    memory.hold(other, 0)
+    assert memory.grow(1, 99)
+
+
+def test_answers_that_start_from_one_prompt_need_room_for_its_state_as_well() -> None:
+    memory = make_memory(101_000)
+    assert memory.start_bytes(40) == 41_000
+    memory.refuse_hopeless(40, 18, param="messages", beside=41_000)
+    with pytest.raises(InsufficientMemory, match="holds 58 tokens"):
+        memory.refuse_hopeless(40, 19, param="messages", beside=41_000)
+
+
 def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
     sizes = {
         "hidden_size": 64,
@@ -134,6 +171,7 @@ def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
     fused = Scratch(ModelDimensions.of(sizes), chunk=100, has_scores=False)
     assert scratch.bytes(1000, 1) - fused.bytes(1000, 1) == 100 * 1000 * 4 * 4
     assert scratch.bytes(1000, 2) - scratch.bytes(1000, 1) == 6 * 300 * 4
+    assert fused.bytes(1000, 1, is_packed=True) - scratch.bytes(1000, 1) == 100 * 2 * 64 * 4
     assert scratch.bytes(50, 1) < scratch.bytes(100, 1) < scratch.bytes(1000, 1)
 
 
@@ -162,7 +200,20 @@ def test_a_batch_never_takes_more_than_it_was_promised(
     tiny_checkpoint: Callable[[str], Any],
 ) -> None:
     dimensions = ModelDimensions.read(tiny_checkpoint(tiny.id))
-    scratch = Scratch(dimensions, chunk=CHUNK, has_scores=True)
+    watch_batch(tiny, Scratch(dimensions, chunk=CHUNK, has_scores=True))
+
+
+@pytest.mark.parametrize("begin", [0, 400])
+def test_nor_does_one_that_keeps_its_state_in_few_bits(tmp_path: Path, begin: int) -> None:
+    prepare_device()
+    config = EngineConfig(kv_quantisation=KVQuantisation(4, start=begin))
+    loaded = load_checkpoint("m", tiny_llama(tmp_path / "m", head_dim=64), config)
+    dimensions = ModelDimensions.of_config(loaded.model.config)
+    watch_batch(loaded, Scratch(dimensions, chunk=CHUNK, has_scores=False))
+
+
+def watch_batch(tiny: LoadedModel, scratch: Scratch) -> None:
+    """Assert of every step of some rows what it takes, by what was promised."""
     memory = make_memory(PLENTY, cost=measure_kv_cost(tiny), scratch=scratch)
     runner = make_runner(tiny, step_size=CHUNK, cache_bytes=PLENTY)
     mx.clear_cache()
@@ -172,7 +223,8 @@ def test_a_batch_never_takes_more_than_it_was_promised(
     def check(run: Callable[[], Any]) -> None:
         mx.reset_peak_memory()
         run()
-        materialise(runner._batch("")._batch.prompt_cache)
+        for batch in runner._batches.values():
+            materialise(batch._batch.prompt_cache)
         promised = PLENTY - memory.room_for_prefix_cache()
         taken = mx.get_peak_memory() - empty
         assert taken <= promised + runner.prefix_cache.num_bytes

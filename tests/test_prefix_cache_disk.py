@@ -9,9 +9,19 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import KVCache
 
+from mlx_server.engine.disk_tier import DiskTier, namespace
 from mlx_server.engine.kv_caches import KVCaches
 from mlx_server.engine.prefix_cache import PrefixCache
-from tests.kv_states import PLENTY, files, hybrid, keys_of, make_tier, same, sliceable
+from tests.kv_states import (
+    PLENTY,
+    files,
+    hybrid,
+    keys_of,
+    make_store,
+    make_tier,
+    same,
+    sliceable,
+)
 from tests.prefix_cache_books import check_books
 
 LONG = list(range(1, 101))
@@ -81,3 +91,47 @@ def test_stats_tell_of_the_disk(tmp_path: Path) -> None:
     stats = cache.stats()
     assert (stats.num_disk_entries, stats.max_disk_bytes) == (3, 12_345_678)
     assert stats.num_disk_bytes == sum(path.stat().st_size for path in files(tmp_path))
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> PrefixCache:
+    """A cache whose only entry came while the disk's queue was full."""
+    store = make_store(tmp_path, max_queued_bytes=0)
+    cache = PrefixCache(PLENTY, DiskTier(store, namespace("m")))
+    cache.insert(keys_of(LONG), sliceable(LONG))
+    assert cache.stats().num_disk_entries == 0
+    store._max_queued_bytes = PLENTY
+    return cache
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda cache: cache.match(keys_of([*LONG, 7])),
+        lambda cache: cache.insert(keys_of(LONG[:50]), sliceable(LONG[:50])),
+        lambda cache: cache.shrink_to(0),
+        lambda cache: cache.leave_to_disk(),
+    ],
+    ids=["found", "found in place of a shorter one", "evicted", "left"],
+)
+def test_what_a_full_queue_has_refused_is_offered_again(
+    refused: PrefixCache, use: Callable[[PrefixCache], object]
+) -> None:
+    use(refused)
+    assert refused._disk is not None
+    assert refused._disk._store.flush(10.0)
+    assert refused.stats().num_disk_entries == 3
+    refused.clear()
+    assert refused.peek(keys_of(LONG)) == 96
+
+
+def test_what_is_on_disk_is_not_offered_again(tmp_path: Path) -> None:
+    cache = PrefixCache(PLENTY, make_tier(tmp_path))
+    cache.insert(keys_of(LONG), sliceable(LONG))
+    assert cache._disk is not None
+    assert cache._disk._store.flush(10.0)
+    cache._disk._store.clear()
+    cache.match(keys_of([*LONG, 7]))
+    cache.shrink_to(0)
+    assert cache._disk._store.flush(10.0)
+    assert cache.stats().num_disk_entries == 0

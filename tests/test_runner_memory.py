@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import FinishReason, RawPrompt, Sequence
 from mlx_server.errors import InsufficientMemory
-from tests.engine_runs import make_sequence, run
+from tests.engine_runs import decode, make_sequence, run, start
 from tests.scripted import Script, load_scripted
 from tests.test_memory import make_memory
 
@@ -94,3 +95,72 @@ def test_a_model_whose_rows_cannot_be_batched_takes_one_at_a_time(
     assert not runner.reserve(second)
     assert run(runner, first).text == "xyz"
     assert runner.reserve(second)
+
+
+def siblings(runner: Runner, n: int, max_tokens: int = 5) -> list[Sequence]:
+    """The sequences of one request, whose prompt has ten tokens."""
+    first = make_sequence(RawPrompt("abcdefghij"), max_tokens=max_tokens, top_logprobs=None, n=n)
+    runner.prepare(first)
+    others = [replace(first, uid=first.uid + 10_000 + i, index=i) for i in range(1, n)]
+    return [first, *others]
+
+
+def free(runner: Runner) -> int:
+    return runner.memory.room_for_prefix_cache()
+
+
+def test_a_start_that_answers_share_counts_until_the_last_has_taken_it(
+    runner: Runner, script: Script
+) -> None:
+    script.say_only("xyz" * 9)
+    everything = free(runner)
+    alone = ask(runner, 5)
+    assert runner.reserve(alone)
+    row = everything - free(runner)
+    runner.drop(alone)
+    shared = runner.memory.start_bytes(10)
+    first, second, third = siblings(runner, 3)
+    assert runner.reserve(first)
+    assert everything - free(runner) == row + shared
+    start(runner, first)
+    assert everything - free(runner) == row + shared
+    start(runner, second)
+    two = everything - free(runner) - shared
+    start(runner, third)
+    assert row < two < everything - free(runner) < two + row + shared
+    for sequence in (first, second, third):
+        runner.drop(sequence)
+    assert free(runner) == everything
+
+
+def test_a_start_whose_last_taker_leaves_counts_no_more(runner: Runner, script: Script) -> None:
+    script.say_only("xyz" * 9)
+    everything = free(runner)
+    first, second = siblings(runner, 2)
+    start(runner, first)
+    with_start = free(runner)
+    runner.drop(second)
+    assert free(runner) == with_start + runner.memory.start_bytes(10)
+    runner.drop(first)
+    assert free(runner) == everything
+
+
+def test_more_answers_than_can_ever_start_are_refused(runner: Runner) -> None:
+    siblings(runner, 1, 80)
+    with pytest.raises(InsufficientMemory, match="fewer answers"):
+        siblings(runner, 2, 80)
+
+
+def test_a_start_gives_way_to_one_that_could_else_never_begin(
+    runner: Runner, script: Script
+) -> None:
+    script.say_only("xyz" * 9)
+    first, second = siblings(runner, 2)
+    start(runner, first)
+    large = ask(runner, 85)
+    assert not runner.reserve(large)
+    decode(runner)
+    runner.drop(first)
+    assert runner.reserve(large)
+    runner.drop(large)
+    assert run(runner, second).text == "xyzxy"

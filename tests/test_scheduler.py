@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from mlx_server.engine.pace import MIN_CHUNK
-from mlx_server.engine.scheduler import BURST_STALLS, MAX_WITH_PICTURES
+from mlx_server.engine.scheduler import (
+    BURST_STALLS,
+    MAX_WAITING_PICTURE_BYTES,
+    MAX_WITH_PICTURES,
+)
 from mlx_server.engine.steps import DecodeStep, LoadStep, PrefillStep, PrepareStep
 from tests.scheduling import (
     STALL_S,
@@ -102,6 +106,23 @@ def test_only_so_many_prompts_with_pictures_are_ready_before_their_turn() -> Non
             prepared.append(step.sequence)
     # the first one is not waiting any more
     assert prepared == [*sequences[:-1], text]
+
+
+def test_pictures_wait_unprepared_behind_many_bytes_of_others() -> None:
+    scheduler = make_scheduler()
+    sequences = [make_sequence(i, is_prepared=False) for i in range(4)]
+    for sequence in sequences:
+        sequence.has_images = True
+    add(scheduler, *sequences)
+    prepared = []
+    for _ in range(40):
+        step = scheduler.next_step("a", 0.0)
+        if isinstance(step, PrepareStep):
+            step.sequence.prompt = "ready"
+            step.sequence.picture_bytes = MAX_WAITING_PICTURE_BYTES // 2 + 1
+            prepared.append(step.sequence)
+    # the first one is not waiting any more, and the third makes it too many
+    assert prepared == sequences[:3]
 
 
 def test_running_answers_wait_for_no_more_of_a_prompt_than_allowed() -> None:

@@ -103,12 +103,13 @@ class DiskTier:
             hit = self.find(keys, hit.num_tokens - 1, variant)
         return None
 
-    def insert(self, keys: Keys, caches: KVCaches, variant: str) -> None:
+    def insert(self, keys: Keys, caches: KVCaches, variant: str) -> bool:
         """Store what is not stored yet of `caches`, which have been evaluated and hold exactly the
-        positions of `keys`. Returns before it is written.
+        positions of `keys`. Returns before it is written; False if the queue has no room for some
+        of it, which may be offered again.
         """
         if not can_be_stored(caches):
-            return
+            return True
         is_in_blocks = is_sliceable(caches)
         names = list(
             self._block_names(keys, variant)
@@ -119,7 +120,7 @@ class DiskTier:
         new = [name for name in names if not self._store.has(name)]
         self._touch(uses)
         if not new:
-            return
+            return True
         host = to_host(caches)
         size = BLOCK_SIZE if is_in_blocks else len(keys)
         # views of a long conversation would hold all of it until its last turn is written
@@ -127,7 +128,8 @@ class DiskTier:
         for name in new:
             if not self._store.put(_record(name, keys, host, size, is_copy), uses[name]):
                 # what follows would be of no use without it
-                return
+                return False
+        return True
 
     def forget(self, keys: Keys, variant: str) -> None:
         """Let go of all state that could serve `keys`."""

@@ -7,7 +7,7 @@ asked to run, and an array that is still to be computed knows its shape and its 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,27 @@ class CacheCost:
             slots = max(min(num_tokens - 1 + self.step, self.window), self.min_slots)
         return self.fixed_bytes + slots * self.slot_bytes
 
+    def or_greater(self, other: CacheCost) -> CacheCost:
+        """What is enough for either of two forms of one layer's cache."""
+        windows = (self.window, other.window)
+        return CacheCost(
+            max(self.fixed_bytes, other.fixed_bytes),
+            max(self.slot_bytes, other.slot_bytes),
+            max(self.step, other.step),
+            None if None in windows else max(filter(None, windows)),
+            max(self.min_slots, other.min_slots),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class KVCost:
-    """The caches of all layers. A batch keeps each of its rows as long as its longest."""
+    """The caches of all layers. A batch keeps each of its rows as long as its longest.
+
+    `is_packed` says that some rows keep them in few bits.
+    """
 
     caches: tuple[CacheCost, ...]
+    is_packed: bool = False
 
     def row_bytes(self, num_tokens: int) -> int:
         return sum(cache.bytes(num_tokens) for cache in self.caches)
@@ -74,14 +89,28 @@ class KVCost:
 
 
 def measure_kv_cost(loaded: LoadedModel) -> KVCost:
-    """Must run on the thread that runs the model, while no sequence of it runs."""
+    """Must run on the thread that runs the model, while no sequence of it runs.
+
+    Where long prompts alone are kept in few bits, it is what is enough for both kinds of rows.
+    """
+    wanted = loaded.kv_quantisation
+    if wanted is None or wanted.start == 0:
+        return _measure(loaded)
+    exact = _measure(replace(loaded, kv_quantisation=None))
+    few_bits = _measure(replace(loaded, kv_quantisation=replace(wanted, start=0)))
+    both = zip(exact.caches, few_bits.caches, strict=True)
+    return KVCost(tuple(itertools.starmap(CacheCost.or_greater, both)), is_packed=True)
+
+
+def _measure(loaded: LoadedModel) -> KVCost:
     costs = costs_of(_fill(loaded, PROBE_LENGTH), PROBE_LENGTH)
     if None in costs:
         short = leaves(_fill(loaded, SHORT_PROBE_LENGTH))
         long = leaves(_fill(loaded, LONG_PROBE_LENGTH))
         linear = itertools.starmap(_linear_cost, zip(short, long, strict=True))
         costs = [known or guess for known, guess in zip(costs, linear, strict=True)]
-    return KVCost(tuple(cost for cost in costs if cost is not None))
+    is_packed = loaded.kv_quantisation is not None
+    return KVCost(tuple(cost for cost in costs if cost is not None), is_packed)
 
 
 def costs_of(caches: KVCaches, num_tokens: int) -> list[CacheCost | None]:

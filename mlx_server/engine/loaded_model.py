@@ -17,6 +17,9 @@ from mlx_server.engine.token_text import TokenText
 # of the images; the others are prefilled whole whenever a prompt has pictures.
 WARM_VISION_TYPES = frozenset({"gemma3", "glm4v", "qwen2_5_vl", "qwen3_vl"})
 
+# Their attention gives all rows of a step the position of the longest.
+ONE_POSITION_TYPES = frozenset({"hunyuan_vl", "mllama"})
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
@@ -39,6 +42,11 @@ class LoadedModel:
     token_text: TokenText
     can_batch: bool = True
     kv_quantisation: KVQuantisation | None = None
+
+    @property
+    def takes_one_row(self) -> bool:
+        """Whether no row may decode in the company of another."""
+        return not self.can_batch or self.model_type in ONE_POSITION_TYPES
 
     @property
     def language_model(self) -> Any:

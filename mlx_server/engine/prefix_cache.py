@@ -37,12 +37,15 @@ class PrefixMatch:
     caches: KVCaches
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Entry:
+    """`is_on_disk` is true as well where nothing more of it will ever be there."""
+
     keys: Keys
     variant: str
     caches: KVCaches
     num_bytes: int
+    is_on_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +105,19 @@ class PrefixCache:
         size = compact_bytes(caches)
         if self._is_served(keys, variant) or (size > self.max_bytes and self._disk is None):
             return
-        self._make_room(_Entry(keys, variant, caches, size))
+        entry = _Entry(keys, variant, caches, size)
+        self._make_room(entry)
         compact(caches)
         materialise(caches)
-        if self._disk is not None:
-            self._disk.insert(keys, caches, variant)
-        self._keep(_Entry(keys, variant, caches, size))
+        self._offer_to_disk(entry)
+        self._keep(entry)
 
     def shrink_to(self, num_bytes: int) -> None:
         """Let go of entries until the rest takes no more than `num_bytes` of memory."""
         while self.num_bytes > num_bytes:
-            self._drop(next(iter(self._entries)))
+            entry_id, oldest = next(iter(self._entries.items()))
+            self._offer_to_disk(oldest)
+            self._drop(entry_id)
 
     def use(self, keys: Keys, variant: str = "") -> None:
         """Let the entry that `match` would find be the last to leave."""
@@ -126,6 +131,11 @@ class PrefixCache:
             self._drop(place.entry_id)
         if self._disk is not None:
             self._disk.forget(keys, variant)
+
+    def leave_to_disk(self) -> None:
+        """Offer what is in memory alone, as long as there is room for it: it is about to go."""
+        for entry in reversed(self._entries.values()):
+            self._offer_to_disk(entry)
 
     def clear(self) -> None:
         """Forget what is in memory."""
@@ -167,6 +177,7 @@ class PrefixCache:
             return None
         self._entries.move_to_end(place.entry_id)
         entry = self._entries[place.entry_id]
+        self._offer_to_disk(entry)
         caches = fork(entry.caches)
         trim(caches, len(entry.keys) - place.num_tokens)
         return PrefixMatch(place.num_tokens, caches)
@@ -181,7 +192,7 @@ class PrefixCache:
             return None
         caches = fork(match.caches)
         kept = keys[: match.num_tokens]
-        entry = _Entry(kept, variant, match.caches, num_bytes(match.caches))
+        entry = _Entry(kept, variant, match.caches, num_bytes(match.caches), is_on_disk=True)
         self._make_room(entry)
         self._keep(entry)
         return PrefixMatch(match.num_tokens, caches)
@@ -208,8 +219,14 @@ class PrefixCache:
             holds_them = common_length(entry.keys, keys) == len(keys) < len(entry.keys)
             if holds_them and entry.variant == variant and is_trimmable(entry.caches):
                 self._entries.move_to_end(entry_id)
+                self._offer_to_disk(entry)
                 return True
         return False
+
+    def _offer_to_disk(self, entry: _Entry) -> None:
+        """Whenever it is used and when it goes, as long as the disk's queue was full before."""
+        if self._disk is not None and not entry.is_on_disk:
+            entry.is_on_disk = self._disk.insert(entry.keys, entry.caches, entry.variant)
 
     def _drop(self, entry_id: int) -> None:
         self.num_bytes -= self._entries.pop(entry_id).num_bytes

@@ -26,7 +26,7 @@ class Row:
         return np.concatenate([self.prompt.keys, new_keys])
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class SharedStart:
     """Where the other sequences of a request begin; `num_expected` of them are still to come."""
 

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
+from mlx_server.engine.admission import Admission
 from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.completion import Completion
 from mlx_server.engine.device import is_cpu
@@ -16,12 +17,11 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
-from mlx_server.engine.prompt import PreparedPrompt, prepare
+from mlx_server.engine.prompt import PreparedPrompt, prepare, refuse_long_answer
 from mlx_server.engine.rows import Ended, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import (
-    ChatPrompt,
     Delta,
     FinishReason,
     Progress,
@@ -35,8 +35,6 @@ MIN_SHARED = 32
 # A prompt of which less than this share is new is not kept before its answer is through: the copy
 # would cost more than the others that have come with the same new text could gain.
 MIN_NEW_SHARE = 1 / 8
-# Tokens for which an answer without a limit gets memory at a time.
-GROWTH = 1024
 Answer = tuple[Sequence, Delta | ServerError]
 
 
@@ -62,6 +60,7 @@ class Runner:
         self.loaded = loaded
         self.prefix_cache = prefix_cache
         self.memory = memory
+        self._admission = Admission(loaded, memory)
         self._max_cache_bytes = prefix_cache.max_bytes
         self._prefill_step_size = prefill_step_size
         self._forget_all()
@@ -87,37 +86,35 @@ class Runner:
             )
         request = sequence.request
         prompt = prepare(self.loaded, request.prompt, sequence.images)
-        param = "messages" if isinstance(request.prompt, ChatPrompt) else request.prompt.param
-        self.memory.refuse_hopeless(len(prompt), request.max_tokens, param=param)
+        refuse_long_answer(self.loaded, request, len(prompt))
+        self._admission.refuse_hopeless(request, prompt)
         sequence.prompt = prompt
+        sequence.picture_bytes = self._admission.hold(prompt)
+        self._bound_prefix_cache()
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Set memory aside for prompt and answer; False while others hold it.
-
-        An answer without a limit gets more as it grows.
-        """
-        if not self.loaded.can_batch and self.memory.num_rows:
+        """Set memory aside for prompt and answer; False while others hold it."""
+        if self.loaded.takes_one_row and self.memory.num_rows:
             return False
-        is_promised = self.memory.reserve(sequence.uid, self._first_share(sequence))
+        shared = self._shared_starts.get(sequence.prompt)
+        is_promised = self._admission.reserve(sequence, shared)
+        if not is_promised and not self.memory.num_rows:
+            # nobody's end will make room, and whoever waits behind this one can prefill again
+            self._keep_start_of(sequence.prompt)
+            is_promised = self._admission.reserve(sequence, shared, is_alone=True)
         if is_promised:
             # what is about to serve this sequence must not leave to make room for it
             self.prefix_cache.use(sequence.prompt.keys, self._variant(sequence))
         self._bound_prefix_cache()
         return is_promised
 
+    def _keep_start_of(self, prompt: PreparedPrompt) -> None:
+        """And of no other."""
+        for other in [other for other in self._shared_starts if other is not prompt]:
+            del self._shared_starts[other]
+
     def _variant(self, sequence: Sequence) -> str:
         return self.loaded.kv_variant(len(sequence.prompt))
-
-    def _first_share(self, sequence: Sequence) -> int:
-        """Tokens of the prompt and of as much of the answer as has memory from the beginning."""
-        request = sequence.request
-        open_ended = min(request.default_max_tokens or GROWTH, GROWTH)
-        num_new = open_ended if request.max_tokens is None else request.max_tokens
-        return self._bounded(sequence, num_new)
-
-    def _bounded(self, sequence: Sequence, num_new: int) -> int:
-        bound = min(self.loaded.context_length, self.memory.max_total_tokens())
-        return min(len(sequence.prompt) + num_new, bound)
 
     def _bound_prefix_cache(self) -> None:
         """It gives way to what running sequences were promised."""
@@ -163,7 +160,7 @@ class Runner:
         if shared:
             # one that came later with the same prompt has passed this one
             self._prefills.pop(sequence.uid, None)
-            return PrefillResult(self._started(sequence, shared.num_cached_tokens), 0)
+            return PrefillResult(self._started(sequence, shared), 0)
         if sequence.uid not in self._prefills:
             self._prefills[sequence.uid] = self._begin(sequence)
         prefill = self._prefills[sequence.uid]
@@ -181,14 +178,14 @@ class Runner:
             self.prefix_cache.forget(prefill.prompt.keys, prefill.variant)
             self._num_left.clear()
             raise FloatingPointError("the model's logits are no numbers")
-        self._shared_starts[prefill.prompt] = SharedStart(
-            start, prefill.num_cached_tokens, sequence.request.n
-        )
+        shared = SharedStart(start, prefill.num_cached_tokens, sequence.request.n)
+        self._shared_starts[prefill.prompt] = shared
+        self._admission.share(sequence, shared)
         del self._prefills[sequence.uid]
         if self._is_worth_keeping(prefill, start):
             self._begun.append((prefill, start.fork().caches))
         self._num_left.clear()
-        event = self._started(sequence, prefill.num_cached_tokens)
+        event = self._started(sequence, shared)
         return PrefillResult(event, len(prefill.prompt) - num_before)
 
     def join(self, sequence: Sequence) -> Answer:
@@ -218,24 +215,14 @@ class Runner:
             self._ended.broken.add(token.uid)
             failure = GenerationFailed("The model's output is no numbers. Change the prompt.")
             return row.sequence, failure
-        if not self._may_grow(row):
-            row.completion.end_with_next()
+        if self._admission.must_grow(row):
+            if not self._admission.grow(row):
+                row.completion.end_with_next()
+            self._bound_prefix_cache()
         delta = row.completion.add(token)
         if delta.finish_reason is not None:
             self._ended.uids.append(token.uid)
         return row.sequence, delta
-
-    def _may_grow(self, row: Row) -> bool:
-        """Whether there is memory for another token after the next one; asks for much at a time."""
-        num_tokens = len(row.prompt) + len(row.completion.token_ids) + 2
-        if num_tokens <= row.num_reserved or row.sequence.request.max_tokens is not None:
-            return True
-        wanted = self._bounded(row.sequence, num_tokens - len(row.prompt) + GROWTH)
-        if not self.memory.grow(row.sequence.uid, wanted):
-            return False
-        self._bound_prefix_cache()
-        row.num_reserved = wanted
-        return num_tokens <= wanted
 
     def settle(self) -> None:
         """Take the rows that have ended out of the batch and keep their KV state for others, and
@@ -321,12 +308,13 @@ class Runner:
         self.prefix_cache.insert(prefill.prompt.keys[:num_tokens], caches, prefill.variant)
         self._num_left.clear()
 
-    def _started(self, sequence: Sequence, num_cached_tokens: int) -> Started:
+    def _started(self, sequence: Sequence, shared: SharedStart) -> Started:
+        self.memory.settle(sequence.uid)
         prompt: PreparedPrompt = sequence.prompt
         return Started(
             model=self.loaded.id,
             num_prompt_tokens=len(prompt),
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=shared.num_cached_tokens,
             tool_format=self.loaded.tool_format,
             prompt_text=prompt.text if sequence.request.echo else None,
         )
@@ -360,7 +348,7 @@ class Runner:
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
         )
-        return Row(sequence, prompt, completion, self._first_share(sequence))
+        return Row(sequence, prompt, completion, self._admission.first_share(sequence))
 
     def _retire(self, uids: list[int], broken: Container[int] = ()) -> None:
         if len(uids) == 1:

@@ -25,6 +25,7 @@ MAX_PREFILLING = 2
 MAX_OVERTAKERS = 16
 # Pictures of prepared prompts are in memory, so no more of these wait with theirs ready.
 MAX_WITH_PICTURES = 8
+MAX_WAITING_PICTURE_BYTES = 256 << 20
 # Between their first token and their second, sequences that begin together may wait for one another
 # this many times the longest stall: a decode step costs little more for all of them than for one.
 BURST_STALLS = 16
@@ -142,8 +143,12 @@ class Scheduler:
         others = self.num_running or any(s.prompt is not None for s in waiting)
         if not (self._has_just_prepared and others):
             with_pictures = sum(s.has_images for s in waiting if s.prompt is not None)
+            picture_bytes = sum(s.picture_bytes for s in waiting)
+            has_room = (
+                with_pictures < MAX_WITH_PICTURES and picture_bytes < MAX_WAITING_PICTURE_BYTES
+            )
             for sequence in waiting:
-                is_welcome = not sequence.has_images or with_pictures < MAX_WITH_PICTURES
+                is_welcome = not sequence.has_images or has_room
                 if sequence.prompt is None and is_welcome:
                     found = sequence
                     break

@@ -106,7 +106,8 @@ class GenerationRequest:
 
     `model` is the client's name for it, `None` or empty for the one that is loaded.
     `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
-    to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
+    to the end of the context; `max_tokens_param` is the field of the body that set it, for error
+    messages. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
     tokens alone.
     """
 
@@ -115,6 +116,7 @@ class GenerationRequest:
     prompt: ChatPrompt | RawPrompt
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
     default_max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
@@ -194,7 +196,7 @@ class Sequence:
 
     `arrived` and `deadline` are times of the monotonic clock in seconds; after the latter the
     answer is cut. `prompt` is what the runner has made of the request's, once the model is loaded;
-    the decoded `images` go when it is there.
+    the decoded `images` go when it is there, and `picture_bytes` tells what they have become.
     """
 
     uid: int
@@ -207,6 +209,7 @@ class Sequence:
     images: tuple[Any, ...] = ()
     status: SequenceStatus = SequenceStatus.WAITING
     prompt: Any = None
+    picture_bytes: int = 0
     has_images: bool = field(init=False)
 
     def __post_init__(self) -> None:

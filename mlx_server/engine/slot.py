@@ -28,7 +28,7 @@ from mlx_server.engine.kv_folder import KVFolder
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import Load, num_weight_bytes
 from mlx_server.engine.machine_memory import give_back_freed
-from mlx_server.engine.memory import KVMemory, Scratch
+from mlx_server.engine.memory import FLOAT32_BYTES, KVMemory, Scratch
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import Sequence
@@ -133,6 +133,7 @@ class ModelSlot:
         """Drop the model and its KV state, and return their memory to the system."""
         if self.runner is not None:
             logger.info("unloading %s", self.model_id)
+            self.runner.prefix_cache.leave_to_disk()
             self.runner = None
         if self._disk is not None:
             # what is not written yet would hold the model's memory while the next one is loaded
@@ -162,6 +163,8 @@ class ModelSlot:
         float_bytes = cpu_float_bytes(self._config.cpu_dtype)
         weights = LoadCost.read(path, float_bytes)
         kv_bytes = SHORT_CONVERSATION * dimensions.kv_numbers * (float_bytes or HALF_BYTES)
+        # recurrent state is kept in single precision whatever the weights are
+        kv_bytes += dimensions.state_numbers * FLOAT32_BYTES
         scratch_bytes = self._scratch(dimensions).bytes(SHORT_CONVERSATION, 1)
         running_bytes = weights.weight_bytes + kv_bytes + scratch_bytes
         needed_bytes = max(weights.peak_bytes, running_bytes)

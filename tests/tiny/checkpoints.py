@@ -66,7 +66,7 @@ def tiny_llama(folder: Path, *, seed: int = 7, head_dim: int = 16, min_vocab_siz
         "tie_word_embeddings": True,
         "eos_token_id": [2, 0],
     }
-    return _finish(folder, config, {"eos_token_id": [2, 0]}, seed)
+    return finish(folder, config, {"eos_token_id": [2, 0]}, seed)
 
 
 def tiny_qwen3_next(folder: Path) -> Path:
@@ -96,7 +96,7 @@ def tiny_qwen3_next(folder: Path) -> Path:
         "tie_word_embeddings": True,
         "eos_token_id": [2, 0],
     }
-    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+    return finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
 def tiny_falcon_h1(folder: Path) -> Path:
@@ -120,7 +120,7 @@ def tiny_falcon_h1(folder: Path) -> Path:
         "tie_word_embeddings": True,
         "eos_token_id": [2, 0],
     }
-    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+    return finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
 def tiny_gemma3(folder: Path, *, sliding_window: int = 64, head_dim: int = 16) -> Path:
@@ -195,7 +195,7 @@ def tiny_gemma3(folder: Path, *, sliding_window: int = 64, head_dim: int = 16) -
     )
     processor = {"image_seq_length": 4, "processor_class": "Gemma3Processor"}
     write_json(folder, "processor_config.json", processor)
-    return _finish(folder, config, {"eos_token_id": [1, 5]}, 7)
+    return finish(folder, config, {"eos_token_id": [1, 5]}, 7)
 
 
 def tiny_qwen3_vl(folder: Path) -> Path:
@@ -258,7 +258,7 @@ def tiny_qwen3_vl(folder: Path) -> Path:
                 "image_std": [0.5] * 3,
             },
         )
-    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+    return finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
 def tiny_qwen2_5_vl(folder: Path) -> Path:
@@ -312,7 +312,7 @@ def tiny_qwen2_5_vl(folder: Path) -> Path:
                 "image_std": [0.5] * 3,
             },
         )
-    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+    return finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
 def tiny_glm4v(folder: Path) -> Path:
@@ -376,10 +376,11 @@ def tiny_glm4v(folder: Path) -> Path:
             "image_std": [0.5] * 3,
         },
     )
-    return _finish(folder, config, {"eos_token_id": [2, 0]}, 7)
+    return finish(folder, config, {"eos_token_id": [2, 0]}, 7)
 
 
-def _finish(folder: Path, config: dict[str, Any], generation: dict[str, Any], seed: int) -> Path:
+def finish(folder: Path, config: dict[str, Any], generation: dict[str, Any], seed: int) -> Path:
+    """Write what every family has beside its tokenizer."""
     write_json(folder, "config.json", config)
     write_json(folder, "generation_config.json", generation)
     write_weights(folder, config, seed=seed)
