@@ -3,7 +3,6 @@
 ServerError
 ├── InvalidRequest                 the client must change the request
 │   ├── ContextLengthExceeded      the prompt does not fit the model's context
-│   ├── AnswerTooLong              the answer that was asked for does not fit it beside the prompt
 │   ├── InsufficientMemory         prompt and answer do not fit the memory beside the model
 │   └── UnsupportedParameter       a known field that this model or server does not honour
 ├── ModelNotFound                  no such name in the catalog
@@ -61,20 +60,6 @@ class ContextLengthExceeded(InvalidRequest):
         super().__init__(
             f"This model's context holds {context_length} tokens, but the prompt has {count}. "
             "Shorten the prompt.",
-            param=param,
-        )
-
-
-class AnswerTooLong(InvalidRequest):
-    code = "context_length_exceeded"
-
-    def __init__(
-        self, num_prompt_tokens: int, max_tokens: int, context_length: int, *, param: str
-    ) -> None:
-        super().__init__(
-            f"This model's context holds {context_length} tokens, but the prompt has "
-            f"{num_prompt_tokens} and `{param}` asks for {max_tokens} more. Shorten the prompt, or "
-            f"ask for at most {context_length - num_prompt_tokens}.",
             param=param,
         )
 

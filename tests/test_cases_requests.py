@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -107,48 +106,6 @@ def test_b016_prompt_past_the_context_is_a_400_with_both_numbers(
     assert any(
         int(word) > 100 for word in error["message"].replace(".", " ").split() if word.isdigit()
     )
-
-
-@pytest.fixture
-def narrow(script: Script, tmp_path: Path) -> Iterator[Served]:
-    """Whose context holds 64 tokens."""
-    config = EngineConfig(context_length=64, default_max_tokens=1000)
-    with scripted_server(tmp_path, engine_config=config, m=script) as served:
-        yield served
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_b041_a_limit_past_the_context_is_a_400_that_says_what_would_fit(
-    narrow: Served, field: str, stream: bool
-) -> None:
-    num_prompt_tokens = narrow.chat()["usage"]["prompt_tokens"]
-    fits = 64 - num_prompt_tokens
-    error = refused(narrow, {"messages": [message()], field: fits + 1, "stream": stream})
-    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
-    numbers = [int(word) for word in re.findall(r"\d+", error["message"])]
-    assert numbers == [64, num_prompt_tokens, fits + 1, fits]
-    assert narrow.chat(**{field: fits})["choices"][0]["finish_reason"] == "stop"
-
-
-def test_b041_the_operator_s_own_limit_is_bounded_by_the_context(
-    script: Script, narrow: Served
-) -> None:
-    script.say_only("x" * 100)
-    body = narrow.chat()
-    assert body["choices"][0]["finish_reason"] == "length"
-    assert body["usage"]["total_tokens"] == 64
-
-
-def test_b041_one_of_several_prompts_that_leaves_too_little_room_refuses_them_all(
-    narrow: Served,
-) -> None:
-    body = {"prompt": ["x" * 10, "x" * 50], "max_tokens": 20, "n": 2}
-    answer = narrow.client.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert answer.json()["error"]["param"] == "max_tokens"
-    assert narrow.client.post("/v1/completions", json=body | {"max_tokens": 14}).is_success
 
 
 def test_b020_sampling_out_of_range_is_a_400_that_names_the_field(served: Served) -> None:

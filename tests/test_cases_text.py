@@ -207,6 +207,11 @@ def test_b040_the_newer_name_of_the_limit_wins(served: Served, script: Script) -
         assert body["choices"][0]["finish_reason"] == "length"
 
 
+def test_b041_a_huge_limit_is_bounded_by_the_context(served: Served, script: Script) -> None:
+    script.say("short")
+    assert served.chat(max_tokens=100_000_000)["choices"][0]["finish_reason"] == "stop"
+
+
 def test_b065_text_flows_while_tools_are_declared(served: Served, script: Script) -> None:
     script.say("a", " < b", " and", " c")
     stream = served.stream(tools=[TOOL])

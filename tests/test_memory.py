@@ -69,6 +69,10 @@ def test_what_fits_alone_is_not_refused() -> None:
     memory.refuse_hopeless(98, None, param="messages")
 
 
+def test_an_answer_longer_than_the_context_counts_up_to_its_end() -> None:
+    make_memory(101_000, context_length=90).refuse_hopeless(80, 1_000_000, param="messages")
+
+
 @pytest.mark.parametrize("room", [5_000, 101_000, 777_777, 10_000_000])
 @pytest.mark.parametrize("step", [1, 256])
 def test_what_is_not_refused_can_be_had_alone(room: int, step: int) -> None:

@@ -58,7 +58,6 @@ def parse_chat(body: JsonObject) -> tuple[ChatCompletionRequest, GenerationReque
         prompt=chat_prompt(wire),
         sampling=sampling_params(wire),
         max_tokens=wire.max_completion_tokens or wire.max_tokens,
-        max_tokens_param="max_completion_tokens" if wire.max_completion_tokens else "max_tokens",
         stop=tuple(wire.stop),
         n=wire.n,
         top_logprobs=num_top_logprobs(wire),

@@ -107,7 +107,7 @@ class KVMemory:
         """
         wanted = num_prompt_tokens + (1 if max_tokens is None else max_tokens)
         most = self.max_total_tokens(beside)
-        if wanted > most:
+        if min(wanted, self._context_length) > most:
             raise InsufficientMemory(num_prompt_tokens, max_tokens, most, param=param, also=also)
 
     def start_bytes(self, num_prompt_tokens: int) -> int:

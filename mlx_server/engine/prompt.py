@@ -14,8 +14,8 @@ from mlx_server.engine.media import LoadedImage
 from mlx_server.engine.media_marks import refuse_spelled_marks
 from mlx_server.engine.prefix_cache import Keys
 from mlx_server.engine.render import render
-from mlx_server.engine.sequence import ChatPrompt, GenerationRequest, RawPrompt, TextPart
-from mlx_server.errors import AnswerTooLong, ContextLengthExceeded, InvalidRequest
+from mlx_server.engine.sequence import ChatPrompt, RawPrompt, TextPart
+from mlx_server.errors import ContextLengthExceeded, InvalidRequest
 
 COUNTED_PIECE = 1 << 16
 BOUNDARY_MARK = "\u241e"
@@ -57,19 +57,6 @@ def prepare(
         raise InvalidRequest("The model's chat template makes no text of these messages.")
     checkpoints = _checkpoints(loaded, prompt, text, token_ids, token_ids)
     return PreparedPrompt(token_ids, _as_keys(token_ids), text, checkpoints=checkpoints)
-
-
-def refuse_long_answer(
-    loaded: LoadedModel, request: GenerationRequest, num_prompt_tokens: int
-) -> None:
-    """Raises AnswerTooLong where the client's own limit does not fit the context; the server's
-    gives way to it.
-    """
-    length = loaded.context_length
-    if request.max_tokens is not None and num_prompt_tokens + request.max_tokens > length:
-        raise AnswerTooLong(
-            num_prompt_tokens, request.max_tokens, length, param=request.max_tokens_param
-        )
 
 
 def _prepare_raw(loaded: LoadedModel, prompt: RawPrompt) -> PreparedPrompt:

@@ -17,7 +17,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.prefill import Prefill
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
-from mlx_server.engine.prompt import PreparedPrompt, prepare, refuse_long_answer
+from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.rows import Ended, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
@@ -86,7 +86,6 @@ class Runner:
             )
         request = sequence.request
         prompt = prepare(self.loaded, request.prompt, sequence.images)
-        refuse_long_answer(self.loaded, request, len(prompt))
         self._admission.refuse_hopeless(request, prompt)
         sequence.prompt = prompt
         sequence.picture_bytes = self._admission.hold(prompt)

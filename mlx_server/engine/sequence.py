@@ -106,8 +106,7 @@ class GenerationRequest:
 
     `model` is the client's name for it, `None` or empty for the one that is loaded.
     `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
-    to the end of the context; `max_tokens_param` is the field of the body that set it, for error
-    messages. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
+    to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
     tokens alone.
     """
 
@@ -116,7 +115,6 @@ class GenerationRequest:
     prompt: ChatPrompt | RawPrompt
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = None
-    max_tokens_param: str = "max_tokens"
     default_max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
