@@ -16,6 +16,9 @@ T = TypeVar("T")
 JsonObject = dict[str, Any]
 
 LARGE_BODY_BYTES = 64 * 1024
+# Python makes objects of them without a pause for other threads, seconds for a million. Braces in
+# texts count as well, but no prompt with so many fits a context.
+MAX_CONTAINERS = 250_000
 
 # One escape at a time, so that an escaped backslash is never taken for the start of the next one.
 ESCAPE = re.compile(
@@ -48,6 +51,10 @@ def refuse_foreign_form(request: Request) -> None:
 def decode_object(body: bytes) -> JsonObject:
     if not body.strip():
         raise InvalidRequest("The request body is empty; send a JSON object.")
+    if body.count(b"{") + body.count(b"[") > MAX_CONTAINERS:
+        raise InvalidRequest(
+            f"The request body may have at most {MAX_CONTAINERS} objects and lists."
+        )
     try:
         value = decode_json(body.removeprefix(b"\xef\xbb\xbf"))
     except ValueError:
