@@ -20,11 +20,12 @@ LARGE_BODY_BYTES = 64 * 1024
 # texts count as well, but no prompt with so many fits a context.
 MAX_CONTAINERS = 250_000
 
-# One escape at a time, so that an escaped backslash is never taken for the start of the next one.
-ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
-    re.DOTALL,
+# Begins where a run of backslashes does, so that an escaped one is never taken for the start of an
+# escape. Other escapes are passed over: there may be millions.
+SURROGATE = re.compile(
+    rb"(?<!\\)(?P<escaped>(?:\\\\)*)\\"
+    rb"(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2}))"
 )
 
 
@@ -74,4 +75,6 @@ def decode_json(text: bytes) -> Any:
 
 def replace_lone_surrogates(body: bytes) -> bytes:
     r"""Half a character, as editors that cut text by UTF-16 units send it, becomes U+FFFD."""
-    return ESCAPE.sub(lambda match: rb"\ufffd" if match["lone"] else match[0], body)
+    return SURROGATE.sub(
+        lambda match: match["escaped"] + rb"\ufffd" if match["lone"] else match[0], body
+    )
