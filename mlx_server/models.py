@@ -16,6 +16,9 @@ MAX_PROMPTS = 128
 # More than any context holds; without a bound, a body of tiny entries takes minutes to check.
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000
+MAX_TOOLS = 10_000
+MAX_TOOL_CALLS = 10_000
+MAX_TEMPLATE_KWARGS = 1_000
 MAX_STOP_STRINGS = 16
 MAX_TOKEN_BIASES = 100_000
 MAX_TOP_LOGPROBS = 20
@@ -163,10 +166,10 @@ class Message(WireModel):
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
     content: (
-        Annotated[list[Part], BeforeValidator(_text_as_part), Field(max_length=MAX_PARTS)] | None
+        Annotated[list[Part], Field(max_length=MAX_PARTS), BeforeValidator(_text_as_part)] | None
     ) = None
     name: str | None = None
-    tool_calls: list[HistoryCall] | None = None
+    tool_calls: Annotated[list[HistoryCall], Field(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -215,11 +218,11 @@ class GenerationFields(WireModel):
 class ChatCompletionRequest(GenerationFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit | None = None
-    tools: list[Tool] = []
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
     tool_choice: Literal["none", "auto"] = "auto"
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] = {}
     enable_thinking: Flag | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None

@@ -14,6 +14,9 @@ from mlx_server.config import LOCAL_PAGES
 
 NO_ORIGINS = "none"
 
+# Of whatever unit: what is above can be neither counted in 64 bits nor waited for.
+MAX_NUMBER = 10**9
+
 
 def non_empty(text: str) -> str:
     if not text.strip():
@@ -33,16 +36,15 @@ def writable_folder(text: str) -> Path:
     return folder
 
 
-def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
-    wanted = f"from {minimum} to {maximum}" if maximum is not None else f"of {minimum} or more"
-
+def whole_number(minimum: int, maximum: int = MAX_NUMBER) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = minimum - 1
-        if value < minimum or (maximum is not None and value > maximum):
-            raise argparse.ArgumentTypeError(f"must be a whole number {wanted}, not {text!r}")
+        if not minimum <= value <= maximum:
+            wanted = f"must be a whole number from {minimum} to {maximum}, not {text!r}"
+            raise argparse.ArgumentTypeError(wanted)
         return value
 
     return parse
@@ -64,6 +66,8 @@ def number_where(is_good: Callable[[float], bool], wanted: str) -> Callable[[str
             value = math.nan
         if not math.isfinite(value) or not is_good(value):
             raise argparse.ArgumentTypeError(f"must be a number {wanted}, not {text!r}")
+        if value > MAX_NUMBER:
+            raise argparse.ArgumentTypeError(f"must be at most {MAX_NUMBER}, not {text!r}")
         return value
 
     return parse

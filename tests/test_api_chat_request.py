@@ -249,3 +249,43 @@ def test_b090_template_switches_are_passed_on(
 @pytest.mark.parametrize("model", ["fake", "org/fake", ""])
 def test_b118_the_model_is_passed_on_as_named(model: str) -> None:
     assert asked(model=model).model == model
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+TEXT_PART = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "maximum"),
+    [
+        ({"messages": [USER] * 10_001}, "messages", 10_000),
+        (
+            {"messages": [{"role": "user", "content": [TEXT_PART] * 10_001}]},
+            "messages.0.content",
+            10_000,
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [TOOL] * 10_001}]},
+            "messages.0.tool_calls",
+            10_000,
+        ),
+        ({"tools": [TOOL] * 10_001}, "tools", 10_000),
+        ({"chat_template_kwargs": {str(i): i for i in range(1001)}}, "chat_template_kwargs", 1000),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_lists_longer_than_any_context_are_refused(
+    fields: dict[str, Any], param: str, maximum: int
+) -> None:
+    error = refused(**fields)
+
+    assert error["param"] == param
+    assert error["message"].startswith(f"`{param}` may have at most {maximum} entries.")
+
+
+def test_parts_past_the_longest_list_are_not_looked_at() -> None:
+    content = [*[TEXT_PART] * 10_001, "no part"]
+
+    error = refused(messages=[{"role": "user", "content": content}])
+
+    assert error["param"] == "messages.0.content"

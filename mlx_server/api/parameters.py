@@ -62,7 +62,7 @@ def check_fields(
     if isinstance(options, dict) and options.get("include_obfuscation"):
         raise unsupported("stream_options.include_obfuscation", (False,))
     unknown = body.keys() - known.keys() - neutral.keys() - INERT
-    if unknown:
+    if unknown and logger.isEnabledFor(logging.DEBUG):
         logger.debug("Ignored unknown fields of the request: %r", sorted(unknown))
 
 
