@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_server.config import EngineConfig, KVQuantisation
+from mlx_server.engine.admission import Admission
 from mlx_server.engine.device import prepare_device
 from mlx_server.engine.kv_caches import materialise
 from mlx_server.engine.kv_cost import CacheCost, KVCost, measure_kv_cost
@@ -179,15 +180,20 @@ def test_activations_are_left_room_by_the_lengths_of_chunk_and_prompt() -> None:
     assert scratch.bytes(50, 1) < scratch.bytes(100, 1) < scratch.bytes(1000, 1)
 
 
-def test_the_logits_of_a_prompt_s_end_are_left_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length, is_whole", [(LAST_PIECE, False), (5 * CHUNK, True)])
+def test_the_logits_of_a_prompt_s_end_are_left_room(
+    tmp_path: Path, length: int, is_whole: bool
+) -> None:
     """Many families compute them for all tokens of the last piece."""
     prepare_device()
     loaded = load_checkpoint("m", tiny_llama(tmp_path / "m", min_vocab_size=50_000), EngineConfig())
+    loaded.model.no_chunked_prefill = is_whole
     scratch = Scratch(ModelDimensions.of_config(loaded.model.config), CHUNK, has_scores=True)
     memory = make_memory(PLENTY, cost=measure_kv_cost(loaded), scratch=scratch)
     runner = make_runner(loaded, step_size=CHUNK)
-    sequence = prompt(LAST_PIECE)
-    assert memory.reserve(sequence.uid, LAST_PIECE + 1)
+    sequence = prompt(length)
+    runner.prepare(sequence)
+    assert Admission(loaded, memory).reserve(sequence, None)
     mx.clear_cache()
     empty = mx.get_active_memory()
     mx.reset_peak_memory()

@@ -182,3 +182,10 @@ def test_whatever_goes_wrong_in_a_template_is_a_refusal(
     error = refusal(with_template(chatml, template), ChatPrompt((*lead, user("hello"))))
     assert error.param == "messages"
     assert "hello" not in error.message
+
+
+def test_names_that_clients_give_are_not_told_back(chatml: LoadedModel) -> None:
+    template = "{% for p in tools[0].function.parameters.required %}{{ {}[p].x }}{% endfor %}"
+    function = {"name": "f", "parameters": {"type": "object", "required": ["zebra"]}}
+    prompt = replace(HELLO, tools=({"type": "function", "function": function},))
+    assert "zebra" not in refusal(with_template(chatml, template), prompt).message

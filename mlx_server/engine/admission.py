@@ -8,6 +8,7 @@ from __future__ import annotations
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.picture_cost import PictureCost, VisionTower
+from mlx_server.engine.prefill import must_be_whole
 from mlx_server.engine.prompt import PreparedPrompt
 from mlx_server.engine.rows import Row, SharedStart
 from mlx_server.engine.sequence import ChatPrompt, GenerationRequest, Sequence
@@ -18,7 +19,7 @@ GROWTH = 1024
 
 class Admission:
     def __init__(self, loaded: LoadedModel, memory: KVMemory) -> None:
-        self._context_length = loaded.context_length
+        self._loaded = loaded
         self._memory = memory
         self._tower = VisionTower.of(loaded) if loaded.has_vision else None
 
@@ -101,14 +102,16 @@ class Admission:
 
     def _bounded(self, sequence: Sequence, num_new: int) -> int:
         beside = self._most_beside(sequence.request, sequence.prompt)
-        bound = min(self._context_length, self._memory.max_total_tokens(beside))
+        bound = min(self._loaded.context_length, self._memory.max_total_tokens(beside))
         return min(len(sequence.prompt) + num_new, bound)
 
     def _most_beside(self, request: GenerationRequest, prompt: PreparedPrompt) -> int:
         """What the request has beside its row while only one of its sequences runs."""
         pictures = self._picture_cost(prompt)
         start = self._memory.start_bytes(len(prompt)) if request.n > 1 else 0
-        return pictures.held_bytes + pictures.pass_bytes + start
+        is_whole = must_be_whole(self._loaded, prompt)
+        whole = self._memory.whole_bytes(len(prompt)) if is_whole else 0
+        return pictures.held_bytes + pictures.pass_bytes + start + whole
 
     def _picture_cost(self, prompt: PreparedPrompt) -> PictureCost:
         if self._tower is None or not prompt.inputs:

@@ -53,6 +53,15 @@ class Scratch:
         logits = (NUM_LOGITS * num_rows + min(LAST_PIECE, chunk)) * d.vocab_size
         return (embeddings + layer + scores + unpacked + logits) * FLOAT32_BYTES
 
+    def whole_bytes(self, num_tokens: int) -> int:
+        """What a prompt takes beyond that if all of it runs in one piece."""
+        d, chunk = self.dimensions, min(self.chunk, num_tokens)
+        more = num_tokens - chunk
+        layer = more * (NUM_HIDDEN * d.hidden_size + NUM_INTERMEDIATE * d.intermediate_size)
+        scores = more * num_tokens * (d.num_heads + 1)
+        logits = (num_tokens - min(LAST_PIECE, chunk)) * d.vocab_size
+        return (layer + scores + logits) * FLOAT32_BYTES
+
 
 class KVMemory:
     """The promises given to the sequences of one loaded model.
@@ -109,6 +118,10 @@ class KVMemory:
         most = self.max_total_tokens(beside)
         if min(wanted, self._context_length) > most:
             raise InsufficientMemory(num_prompt_tokens, max_tokens, most, param=param, also=also)
+
+    def whole_bytes(self, num_prompt_tokens: int) -> int:
+        """Of a prompt that its model must see whole, beside what every prompt takes."""
+        return self._scratch.whole_bytes(num_prompt_tokens)
 
     def start_bytes(self, num_prompt_tokens: int) -> int:
         """Of a prompt that is through, from which more than one sequence will begin."""

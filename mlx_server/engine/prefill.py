@@ -96,6 +96,16 @@ class Prefill:
         )
 
 
+def must_be_whole(loaded: LoadedModel, prompt: PreparedPrompt) -> bool:
+    """Whether the prompt runs in one piece, as far as can be told before it begins."""
+    allowed: bool = _chunked_prefill_enabled(
+        loaded.model,
+        input_ids=mx.array([prompt.token_ids]) if prompt.inputs else None,
+        prefill_kwargs=dict(prompt.inputs),
+    )
+    return not allowed
+
+
 def _may_be_cut(loaded: LoadedModel, batch: PromptProcessingBatch) -> bool:
     allowed: bool = _chunked_prefill_enabled(
         loaded.model,

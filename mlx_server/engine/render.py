@@ -136,7 +136,9 @@ def _content(message: ChatMessage, loaded: LoadedModel) -> str | list[Mapping[st
 
 
 def _refused(error: Exception) -> InvalidRequest:
-    if isinstance(error, jinja2.TemplateError) and error.message:
+    # what a template raises itself; the engine's own errors name what they did not find, and
+    # clients give names
+    if type(error) is jinja2.TemplateError and error.message:
         reason = error.message[:MAX_TEMPLATE_MESSAGE]
         return InvalidRequest(
             f"The model's chat template refused the messages: {reason}", param="messages"

@@ -35,6 +35,7 @@ MIN_SHARED = 32
 # A prompt of which less than this share is new is not kept before its answer is through: the copy
 # would cost more than the others that have come with the same new text could gain.
 MIN_NEW_SHARE = 1 / 8
+NO_NUMBERS = "The model's output is no numbers. Change the prompt."
 Answer = tuple[Sequence, Delta | ServerError]
 
 
@@ -176,7 +177,8 @@ class Runner:
             # of this or of an earlier prompt, kept before anybody saw what comes of it
             self.prefix_cache.forget(prefill.prompt.keys, prefill.variant)
             self._num_left.clear()
-            raise FloatingPointError("the model's logits are no numbers")
+            self.forget(sequence)
+            raise GenerationFailed(NO_NUMBERS)
         shared = SharedStart(start, prefill.num_cached_tokens, sequence.request.n)
         self._shared_starts[prefill.prompt] = shared
         self._admission.share(sequence, shared)
@@ -212,7 +214,7 @@ class Runner:
         if token.is_broken:
             self._ended.uids.append(token.uid)
             self._ended.broken.add(token.uid)
-            failure = GenerationFailed("The model's output is no numbers. Change the prompt.")
+            failure = GenerationFailed(NO_NUMBERS)
             return row.sequence, failure
         if self._admission.must_grow(row):
             if not self._admission.grow(row):
