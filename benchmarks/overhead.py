@@ -23,19 +23,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
-
-import mlx.core as mx
-import mlx.nn as nn
-from mlx_vlm.models.base import LanguageModelOutput
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.client import ask
 from benchmarks.machine import cpu_s_of_tasks, describe, find_blas
 from benchmarks.servers import ROOT
-from tests.scripted import Script
+
+if TYPE_CHECKING:
+    import mlx.nn as nn
 
 TIMEOUT_S = 300
 MLX_THREAD, LOOP_THREAD = "mlx", "live server"
@@ -64,7 +62,10 @@ class Cost:
 
 def free_model() -> type[nn.Module]:
     """A language model that says the same token at every place; its logits are there before."""
-    from tests.scripted import VOCAB_SIZE, ScriptedLanguageModel
+    import mlx.core as mx
+    from mlx_vlm.models.base import LanguageModelOutput
+
+    from tests.scripted import VOCAB_SIZE, Script, ScriptedLanguageModel
 
     class FreeLanguageModel(ScriptedLanguageModel):
         def __init__(self, script: Script) -> None:
@@ -88,6 +89,7 @@ def free_model() -> type[nn.Module]:
 
 def measure(load: Load, num_runs: int = 1) -> Cost:
     """Serve, and have a process of clients ask; its own start is not counted."""
+    from tests.scripted import Script
     from tests.scripted_server import scripted_server
 
     with (

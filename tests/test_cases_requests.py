@@ -108,6 +108,21 @@ def test_b016_prompt_past_the_context_is_a_400_with_both_numbers(
     )
 
 
+def test_b016_nor_does_a_stream_begin_while_another_of_its_prompts_may_be_too_long(
+    script: Script, tmp_path: Path
+) -> None:
+    script.token_s = 0.01
+    script.say_only("x" * 50)
+    config = EngineConfig(context_length=64)
+    with scripted_server(tmp_path, engine_config=config, m=script) as served:
+        body = {"prompt": ["a", "b", "c" * 100], "stream": True}
+        answer = served.client.post("/v1/completions", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        stream = served.stream("/v1/completions", prompt=["a", "b"], max_tokens=3)
+        assert stream.is_done
+
+
 def test_b020_sampling_out_of_range_is_a_400_that_names_the_field(served: Served) -> None:
     for field, value in [
         ("temperature", -1),

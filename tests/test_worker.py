@@ -9,7 +9,7 @@ import pytest
 from mlx_server.config import EngineConfig
 from mlx_server.engine.kv_caches import KVCaches
 from mlx_server.engine.prefix_cache import Keys, PrefixCache
-from mlx_server.engine.sequence import Delta, Progress, Started
+from mlx_server.engine.sequence import Delta, Prepared, Progress, Started
 from mlx_server.engine.worker import OUT_OF_MEMORY_MARKS, failure_of
 from mlx_server.errors import (
     EngineStopped,
@@ -67,9 +67,10 @@ def test_a_request_loads_prefills_and_decodes(harness: Harness, script: Script) 
     assert harness.run(sequence) == "one two"
     events = harness.events(sequence)
     assert events[0] == Progress("loading")
-    assert events[1:3] == [Progress("prefill", 4, 10), Progress("prefill", 8, 10)]
-    assert isinstance(events[3], Started)
-    assert all(isinstance(event, Delta) for event in events[4:])
+    assert events[1] == Prepared()
+    assert events[2:4] == [Progress("prefill", 4, 10), Progress("prefill", 8, 10)]
+    assert isinstance(events[4], Started)
+    assert all(isinstance(event, Delta) for event in events[5:])
     status = harness.worker.status
     assert (status.state, status.model, status.num_running) == ("ready", "a", 0)
 

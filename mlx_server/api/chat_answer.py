@@ -137,7 +137,7 @@ class ChatFrames(FrameSink):
     def wrote(self, index: int, delta: Delta) -> None:
         reader = self._readers[index]
         parts = [part for output in reader.read(delta) for part in delta_parts(output)]
-        logprobs = map(logprobs_json, groups(delta.logprobs)) if delta.logprobs else ()
+        logprobs = [*map(logprobs_json, groups(delta.logprobs))] if delta.logprobs else []
         for part, group in zip_longest(parts, logprobs):
             self.chunk(choice_json(index, part or "{}", group or "null"))
         finish_reason = reader.finish_reason(delta)

@@ -16,6 +16,7 @@ from mlx_server.engine.sequence import (
     FinishReason,
     GenerationEvent,
     GenerationRequest,
+    Prepared,
     Started,
 )
 from mlx_server.models import Usage
@@ -34,11 +35,17 @@ class EventSink(ABC):
         self.created = int(time.time())
         self.model = requests[0].model or ""
         self.has_started = False
+        self._unprepared = set(range(len(requests)))
         self._n = requests[0].n
         self._num_open_choices = len(requests) * self._n
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_completion_tokens = [0] * self._num_open_choices
+
+    @property
+    def may_begin(self) -> bool:
+        """There is something to send, and no prompt that could still be refused."""
+        return self.has_started and not self._unprepared
 
     @property
     def is_complete(self) -> bool:
@@ -51,8 +58,10 @@ class EventSink(ABC):
             if event.finish_reason is not None:
                 self._num_open_choices -= 1
             self.wrote(index, event)
-        elif isinstance(event, Started):
-            self._start(source, event)
+        elif isinstance(event, Prepared | Started):
+            self._unprepared.discard(source)
+            if isinstance(event, Started):
+                self._start(source, event)
 
     def _start(self, source: int, event: Started) -> None:
         self.model = event.model

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from mlx_server.api.error_handlers import error_body
 from mlx_server.api.run import Run
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink
 from mlx_server.api.wire_json import to_json
-from mlx_server.engine.sequence import GenerationEvent, GenerationRequest, Progress, Started
+from mlx_server.engine.sequence import GenerationRequest, Progress, Started
 from mlx_server.errors import GenerationFailed, ServerError
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,11 @@ MAX_TEXT_CHARS = 3000
 MAX_UNSENT_CHARS = 1 << 24
 
 
-def pieces(text: str) -> Iterator[str]:
+def pieces(text: str) -> Sequence[str]:
     """`text` in pieces that fit a line; none for an empty text."""
-    for start in range(0, len(text), MAX_TEXT_CHARS):
-        yield text[start : start + MAX_TEXT_CHARS]
+    if 0 < len(text) <= MAX_TEXT_CHARS:
+        return (text,)
+    return [text[at : at + MAX_TEXT_CHARS] for at in range(0, len(text), MAX_TEXT_CHARS)]
 
 
 def comment(progress: Progress | None) -> str:
@@ -101,21 +102,19 @@ class FrameSink(EventSink):
             self._write_envelope()
         super()._start(source, event)
 
-    def take_in(self, source: int, event: GenerationEvent) -> None:
-        """Raises GenerationFailed if the client is too far behind."""
-        super().take_in(source, event)
-        if self._num_unsent_chars > MAX_UNSENT_CHARS:
-            raise GenerationFailed("The stream was read too slowly. Ask for a shorter answer.")
-
     @abstractmethod
     def failed_choice(self) -> str:
         """The JSON of an empty choice whose finish_reason is `error`."""
 
     def chunk(self, choice: str) -> None:
-        """Append a frame with the JSON of one choice."""
+        """Append a frame with the JSON of one choice; raises GenerationFailed if the client is too
+        far behind.
+        """
         frame = f"{self._envelope}{choice}]{self._end_of_chunk}"
-        self._num_unsent_chars += len(frame)
         self._frames.append(frame)
+        self._num_unsent_chars += len(frame)
+        if self._num_unsent_chars > MAX_UNSENT_CHARS:
+            raise GenerationFailed("The stream was read too slowly. Ask for a shorter answer.")
 
     def finish(self) -> None:
         if self._sends_usage:
@@ -181,7 +180,8 @@ class EventStream(Response):
 
 
 async def start_stream(run: Run, sink: FrameSink, heartbeat_s: float) -> EventStream:
-    """Hold the response until the prompt is read or `heartbeat_s` is over; raise what fails.
+    """Hold the response until a prompt is read and all are known to be good, or `heartbeat_s` is
+    over; raise what fails.
 
     What the engine refuses at once has its status even if the disk takes longer than that to tell.
     """
@@ -189,7 +189,7 @@ async def start_stream(run: Run, sink: FrameSink, heartbeat_s: float) -> EventSt
     async with AsyncExitStack() as stack:
         stack.push_async_callback(run.close)
         deadline = now() + heartbeat_s
-        while not (sink.has_started or run.ended or (run.is_accepted and now() >= deadline)):
+        while not (sink.may_begin or run.ended or (run.is_accepted and now() >= deadline)):
             await run.news(deadline if run.is_accepted else None)
             if run.failure is not None:
                 raise run.failure

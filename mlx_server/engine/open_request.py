@@ -44,12 +44,14 @@ class OpenRequest:
                 self.num_unfinished -= 1
                 if self.num_unfinished == 0:
                     self._end.set_result(None)
-        elif not isinstance(event, Started):
-            self.prefill = event if event.stage == "prefill" else self.prefill
-            self.take(event)
-        elif not self.has_started:
+        elif isinstance(event, Started):
             # the other sequences of the request start as well, with the same prompt
-            self.has_started = True
+            if not self.has_started:
+                self.has_started = True
+                self.take(event)
+        else:
+            if isinstance(event, Progress) and event.stage == "prefill":
+                self.prefill = event
             self.take(event)
 
     def fail(self, error: Exception) -> None:

@@ -147,6 +147,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """The prompt is built and can be served: nothing in it is the client's fault."""
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The prompt is prefilled: from here on a failure can no longer change the status of the
     answer.
@@ -178,7 +183,7 @@ class Delta:
     finish_reason: FinishReason | None = None
 
 
-GenerationEvent = Progress | Started | Delta
+GenerationEvent = Progress | Prepared | Started | Delta
 
 
 class SequenceStatus(StrEnum):

@@ -20,7 +20,7 @@ from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
 from mlx_server.engine.runner import Answer, Runner
 from mlx_server.engine.scheduler import Scheduler
-from mlx_server.engine.sequence import GenerationEvent, Progress, Sequence, Started
+from mlx_server.engine.sequence import GenerationEvent, Prepared, Progress, Sequence, Started
 from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.engine.steps import LoadStep, PrefillStep, PrepareStep, Step
@@ -228,6 +228,7 @@ class Worker:
         for sibling in self._siblings(sequence):
             sibling.prompt = sequence.prompt
             sibling.images = ()
+        self._emit(sequence, Prepared())
 
     def _siblings(self, sequence: Sequence) -> list[Sequence]:
         """The waiting sequences of the same request, which have the same prompt."""
