@@ -102,7 +102,7 @@ class ModelSlot:
             prefix_cache=PrefixCache(self._prefix_cache_bytes(), self._disk_tier(path)),
             memory=memory,
         )
-        # reading a checkpoint leaves much behind
+        # before the load it would cost the pages that the weights go into
         give_back_freed()
         logger.info(
             "loaded %s in %.1f s: %.0f MB of weights, and room for %d tokens beside them",
@@ -127,10 +127,11 @@ class ModelSlot:
         # it goes to those who wait, and tracebacks hold what was already loaded
         loaded, failure.__traceback__, failure.__context__ = None, None, None
         self._collect()
+        give_back_freed()
         raise failure
 
     def unload(self) -> None:
-        """Drop the model and its KV state, and return their memory to the system."""
+        """Drop the model and its KV state; their memory is free for what comes next."""
         if self.runner is not None:
             logger.info("unloading %s", self.model_id)
             self.runner.prefix_cache.leave_to_disk()
@@ -151,7 +152,6 @@ class ModelSlot:
         # modules refer to each other in circles, so counting references does not free them
         gc.collect()
         mx.clear_cache()
-        give_back_freed()
 
     def _prefix_cache_bytes(self) -> int:
         if self._config.prefix_cache_bytes is not None:
