@@ -66,12 +66,22 @@ def test_a_prompt_that_never_fits_is_refused_with_the_numbers() -> None:
 
 def test_what_fits_alone_is_not_refused() -> None:
     memory = make_memory(101_000)
-    memory.refuse_hopeless(90, 9, param="messages")
-    memory.refuse_hopeless(98, None, param="messages")
+    assert not is_refused(memory, 90, 9)
+    assert not is_refused(memory, 98, None)
+    assert is_refused(memory, 90, 10)
 
 
 def test_an_answer_longer_than_the_context_counts_up_to_its_end() -> None:
-    make_memory(101_000, context_length=90).refuse_hopeless(80, 1_000_000, param="messages")
+    assert not is_refused(make_memory(101_000, context_length=90), 80, 1_000_000)
+    assert is_refused(make_memory(101_000, context_length=100), 80, 1_000_000)
+
+
+def is_refused(memory: KVMemory, num_prompt_tokens: int, max_tokens: int | None) -> bool:
+    try:
+        memory.refuse_hopeless(num_prompt_tokens, max_tokens, param="messages")
+    except InsufficientMemory:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("room", [5_000, 101_000, 777_777, 10_000_000])

@@ -5,6 +5,8 @@ Knows requests and prompts; what there is and who has it is `KVMemory`'s.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.picture_cost import PictureCost, VisionTower
@@ -22,6 +24,7 @@ class Admission:
         self._loaded = loaded
         self._memory = memory
         self._tower = VisionTower.of(loaded) if loaded.has_vision else None
+        self._known: WeakKeyDictionary[PreparedPrompt, int] = WeakKeyDictionary()
 
     def hold(self, prompt: PreparedPrompt) -> int:
         """The prompt's pictures are in memory; returns their bytes."""
@@ -107,11 +110,14 @@ class Admission:
 
     def _most_beside(self, request: GenerationRequest, prompt: PreparedPrompt) -> int:
         """What the request has beside its row while only one of its sequences runs."""
-        pictures = self._picture_cost(prompt)
-        start = self._memory.start_bytes(len(prompt)) if request.n > 1 else 0
-        is_whole = must_be_whole(self._loaded, prompt)
-        whole = self._memory.whole_bytes(len(prompt)) if is_whole else 0
-        return pictures.held_bytes + pictures.pass_bytes + start + whole
+        # who waits for memory asks again at every step
+        if prompt not in self._known:
+            pictures = self._picture_cost(prompt)
+            start = self._memory.start_bytes(len(prompt)) if request.n > 1 else 0
+            is_whole = must_be_whole(self._loaded, prompt)
+            whole = self._memory.whole_bytes(len(prompt)) if is_whole else 0
+            self._known[prompt] = pictures.held_bytes + pictures.pass_bytes + start + whole
+        return self._known[prompt]
 
     def _picture_cost(self, prompt: PreparedPrompt) -> PictureCost:
         if self._tower is None or not prompt.inputs:

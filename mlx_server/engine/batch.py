@@ -130,6 +130,7 @@ class RowBatch:
         if len(self._batch) == 0:
             return []
         before = self._sampler.newest()
+        # `next` besides decides for every row whether it has ended, which is not its to say here
         self._batch._step()
         drawn = before if self._reads_ahead else self._sampler.newest()
         known = self._fresh if self._reads_ahead else ()
