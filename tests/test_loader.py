@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from mlx_vlm.models.cache import ChunkedKVCache, KVCache
 
 from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
+from mlx_server.engine.loader import load_checkpoint
 from tests.scripted import (
     Script,
     ScriptedLanguageModel,
@@ -32,3 +36,13 @@ def test_a_model_with_a_cache_that_takes_no_rows_decodes_one_at_a_time(
     loaded = ScriptedLoader(m=Script())("m", path, EngineConfig())
     assert not loaded.can_batch
     assert loaded.needs_checkpoints
+
+
+def test_a_load_leaves_no_random_numbers_to_be_drawn(
+    tiny_checkpoint: Callable[[str], Path],
+) -> None:
+    """They would pile up with every swap."""
+    load_checkpoint("m", tiny_checkpoint("llama"), EngineConfig())
+    graph = io.StringIO()
+    mx.export_to_dot(graph, mx.random.state[0])
+    assert "Split" not in graph.getvalue()

@@ -46,6 +46,9 @@ def load_checkpoint(
     facts = CheckpointFacts.read(path)
     refuse_remote_code(facts, config.trust_remote_code)
     model = load_model(path, trust_remote_code=config.trust_remote_code)
+    # Every weight had a random value first, which nobody has computed: MLX's key would remember all
+    # these draws, and those of all later loads, until somebody asks for it.
+    mx.eval(mx.random.state)
     if is_cpu():
         _prepare_for_cpu(model, config.cpu_dtype)
     read = (processors or Processors()).get(path, model, trust_remote_code=config.trust_remote_code)
