@@ -14,9 +14,9 @@ from mlx_server.api import api_router
 from mlx_server.api.error_handlers import install_error_handlers
 from mlx_server.config import ServerConfig
 from tests.fake_engine import FakeEngine
+from tests.patience import HANG_S
 
 T = TypeVar("T")
-PATIENCE_S = 10.0
 
 
 def make_app(engine: FakeEngine, **config: Any) -> FastAPI:
@@ -27,7 +27,7 @@ def make_app(engine: FakeEngine, **config: Any) -> FastAPI:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
+    return asyncio.run(asyncio.wait_for(work, HANG_S))
 
 
 @dataclass(frozen=True)

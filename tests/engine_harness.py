@@ -28,9 +28,9 @@ from mlx_server.engine.sequence import (
     Started,
 )
 from mlx_server.errors import ServerError
+from tests.patience import HANG_S
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
-TIMEOUT_S = 15.0
 _numbers = count()
 
 
@@ -128,7 +128,7 @@ def hold_opening(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     gate = threading.Event()
 
     def open_late(*args: Any, **kwargs: Any) -> Any:
-        gate.wait(TIMEOUT_S)
+        gate.wait(HANG_S)
         return open_worker(*args, **kwargs)
 
     monkeypatch.setattr(engine_module, "open_worker", open_late)
@@ -142,7 +142,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def go(main: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(HANG_S):
             await main
 
     asyncio.run(bounded())

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PATIENCE_S = 20.0
+from tests.patience import HANG_S
+
 CHAT = "/v1/chat/completions"
 
 # The router's scanner gives up on a line that, with its end, is as long as this.
@@ -83,7 +84,7 @@ class Connection:
     """One kept-alive connection; responses are read off it in the order of the requests."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, timeout=PATIENCE_S)
+        self.socket = socket.create_connection(address, timeout=HANG_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = self.socket.makefile("rb")
 

@@ -18,6 +18,7 @@ from mlx_server.config import EngineConfig, ServerConfig
 from mlx_server.engine.engine import Engine
 from mlx_server.main import create_app
 from tests.live_server import live_server
+from tests.patience import HANG_S
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
 CHAT = "/v1/chat/completions"
@@ -128,7 +129,7 @@ def scripted_server(
     engine = Engine(config.engine, Catalog.from_config(config), load=loader)
     with live_server(create_app(config, engine), config) as address:
         base = f"http://{address[0]}:{address[1]}"
-        with httpx.Client(base_url=base, timeout=30.0, trust_env=False) as client:
+        with httpx.Client(base_url=base, timeout=HANG_S, trust_env=False) as client:
             yield Served(address, client, engine, loader)
 
 
@@ -138,7 +139,7 @@ def prompt_of(served: Served, messages: list[Body], **fields: Any) -> str:
     # an answer is out before its state is put away; commands are taken after that
     is_settled = threading.Event()
     served.engine._worker._commands.put(is_settled.set)
-    assert is_settled.wait(10)
+    assert is_settled.wait(HANG_S)
     runner = served.engine._worker._slot.runner
     assert runner is not None
     entry = list(runner.prefix_cache._entries.values())[-1]
@@ -147,7 +148,7 @@ def prompt_of(served: Served, messages: list[Body], **fields: Any) -> str:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)

@@ -16,9 +16,8 @@ from uvicorn.server import ServerState
 from mlx_server.middleware import connection as connection_module
 from mlx_server.middleware.connection import Connection
 from tests.live_server import live_server
+from tests.patience import HANG_S
 from tests.toy_app import hello_app
-
-PATIENCE_S = 10.0
 
 
 class FakeTransport(asyncio.Transport):
@@ -130,4 +129,4 @@ def test_an_app_that_writes_to_a_client_that_does_not_read_hears_of_its_end(
     app.mount("/", endless_app)
     with live_server(app) as address, socket.create_connection(address) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert has_ended.wait(PATIENCE_S)
+        assert has_ended.wait(HANG_S)

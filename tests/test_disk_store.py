@@ -15,9 +15,9 @@ from mlx_server.engine.host_state import HostArray, HostState
 from mlx_server.engine.kv_file import Record
 from mlx_server.engine.kv_folder import KVFolder
 from tests.kv_states import PLENTY, damaged, keys_of, make_store
+from tests.patience import HANG_S
 
 NAMESPACE = "v1-" + "a" * 32
-TIMEOUT_S = 10.0
 
 
 class Gated(KVFolder):
@@ -28,7 +28,7 @@ class Gated(KVFolder):
         self.gate = threading.Event()
 
     def write(self, name: str, pieces: Iterator[bytes], last_use_ns: int) -> None:
-        assert self.gate.wait(TIMEOUT_S)
+        assert self.gate.wait(HANG_S)
         super().write(name, pieces, last_use_ns)
 
 
@@ -72,7 +72,7 @@ def test_what_was_put_is_found_before_and_after_it_is_written(tmp_path: Path) ->
     assert not store.flush(0.0)
     assert not list(tmp_path.rglob("*.safetensors"))
     folder.gate.set()
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
     assert value_of(store, 1) == 1
     assert store.state_names(NAMESPACE) == [name_of(2, "state")]
@@ -82,7 +82,7 @@ def test_a_store_can_be_written_to_again_after_a_pause(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     for number in range(5):
         assert put(store, number)
-        assert store.flush(TIMEOUT_S)
+        assert store.flush(HANG_S)
     assert [value_of(make_store(tmp_path), number) for number in range(5)] == [0, 1, 2, 3, 4]
 
 
@@ -93,9 +93,9 @@ def test_the_queue_holds_no_more_than_its_bytes(tmp_path: Path) -> None:
     assert [put(store, number) for number in (1, 2, 3)] == [True, True, False]
     assert not store.has(name_of(3))
     folder.gate.set()
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert put(store, 3)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert value_of(store, 3) == 3
 
 
@@ -104,13 +104,13 @@ def test_the_same_record_is_queued_once(tmp_path: Path) -> None:
     store = DiskStore(folder, max_queued_bytes=2 * record_of(1).num_bytes)
     assert [put(store, number) for number in (1, 1, 2)] == [True, True, True]
     folder.gate.set()
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
 
 
 def test_damaged_files_are_a_miss_and_removed(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     put(store, 1)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     path = tmp_path / name_of(1)
     whole = path.read_bytes()
     for data in damaged(whole):
@@ -125,7 +125,7 @@ def test_damaged_files_are_a_miss_and_removed(tmp_path: Path) -> None:
 def test_a_file_under_the_name_of_another_is_a_miss(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     put(store, 1)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     (tmp_path / name_of(1)).rename(tmp_path / name_of(2))
     assert store.read(name_of(2)) is None
     assert not (tmp_path / name_of(2)).exists()
@@ -139,23 +139,23 @@ def test_a_full_disk_is_told_once_and_used_again_when_there_is_space(
     with caplog.at_level(logging.INFO):
         for number in range(4):
             put(store, number)
-            assert store.flush(TIMEOUT_S)
+            assert store.flush(HANG_S)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert value_of(store, 1) is None
     folder.is_full = False
     put(store, 9)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert value_of(store, 9) == 9
 
 
 def test_a_folder_that_is_gone_is_made_again(tmp_path: Path) -> None:
     store = make_store(tmp_path / "root")
     put(store, 1)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     (tmp_path / "root").rename(tmp_path / "elsewhere")
     assert store.read(name_of(1)) is None
     put(store, 2)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert value_of(store, 2) == 2
 
 
@@ -165,7 +165,7 @@ def test_a_place_where_nothing_can_be_written_costs_a_warning(
     (tmp_path / "file").touch()
     store = make_store(tmp_path / "file" / "folder")
     put(store, 1)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert value_of(store, 1) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -177,13 +177,13 @@ def test_clearing_waits_for_no_writing_and_leaves_nothing(tmp_path: Path) -> Non
         put(store, number)
     other = DiskStore(KVFolder(tmp_path, PLENTY), max_queued_bytes=PLENTY)
     put(other, 4)
-    assert other.flush(TIMEOUT_S)
+    assert other.flush(HANG_S)
     store.clear()
     folder.gate.set()
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert list(tmp_path.rglob("*.safetensors")) == []
     assert put(store, 1)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert store.has(name_of(1))
 
 
@@ -201,5 +201,5 @@ def test_a_record_that_cannot_be_written_for_whatever_reason_holds_up_nobody(
     monkeypatch.setattr(KVFolder, "write", failing)
     for number in (1, 2):
         assert put(store, number)
-    assert store.flush(TIMEOUT_S)
+    assert store.flush(HANG_S)
     assert (store.has(name_of(1)), store.has(name_of(2))) == (False, True)

@@ -25,9 +25,9 @@ from tests.kv_states import (
     same,
     sliceable,
 )
+from tests.patience import HANG_S
 
 Make = Callable[[Sequence[int]], KVCaches]
-TIMEOUT_S = 10.0
 IDS = list(range(1, 4 * BLOCK_SIZE + 8))
 
 
@@ -45,7 +45,7 @@ def put(
 ) -> None:
     tier.insert(keys_of(ids), make(ids), variant)
     if is_flushed:
-        assert tier._store.flush(TIMEOUT_S)
+        assert tier._store.flush(HANG_S)
 
 
 def found(
@@ -289,7 +289,7 @@ def test_what_does_not_fit_into_the_queue_leaves_a_usable_beginning(tmp_path: Pa
     tier = DiskTier(store, namespace("m"))
     for expected in (32, 64, 96, 128):
         is_complete = tier.insert(keys_of(IDS), sliceable(IDS), "")
-        assert store.flush(TIMEOUT_S)
+        assert store.flush(HANG_S)
         assert found(tier, IDS) >= expected
     assert is_complete
     assert tier.insert(keys_of(IDS), sliceable(IDS), "")

@@ -26,7 +26,6 @@ from mlx_server.errors import (
 )
 from tests.engine_harness import (
     ONE_BY_ONE,
-    TIMEOUT_S,
     Client,
     Running,
     go,
@@ -37,6 +36,7 @@ from tests.engine_harness import (
     running_engine,
     until,
 )
+from tests.patience import HANG_S
 from tests.picture_server import Request, picture_server
 from tests.pictures import png
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
@@ -238,7 +238,7 @@ def test_a_request_that_is_still_fetching_its_image_is_ended_by_the_close(
     release = threading.Event()
 
     def hang(answer: Request) -> None:
-        release.wait(TIMEOUT_S)
+        release.wait(HANG_S)
         answer.start(200)
         answer.wfile.write(png())
 

@@ -42,7 +42,7 @@ MODELS = ("llama", "gemma3_window_8", "qwen3_next", "qwen3_vl")
 NUM_CLIENTS = 4
 NUM_ASKS = 5
 NUM_LIVES = 2
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 _ids = itertools.count()
 
 

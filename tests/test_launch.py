@@ -17,10 +17,10 @@ import pytest
 
 from mlx_server.main import bind
 from tests.oneapi_client import CHAT, Connection, passthrough, relay_stream
+from tests.patience import HANG_S
 from tests.scripted import write_scripted_checkpoint
 
 ROOT = Path(__file__).parent.parent
-PATIENCE_S = 20.0
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 Process = subprocess.Popen[str]
@@ -40,7 +40,7 @@ def launch(*options: str) -> Iterator[Process]:
 
 def end_of(process: Process) -> tuple[int, str]:
     """The exit status, and what was said on stderr."""
-    _, errors = process.communicate(timeout=PATIENCE_S)
+    _, errors = process.communicate(timeout=HANG_S)
     return process.returncode, errors
 
 
@@ -138,7 +138,7 @@ def test_health_answers_while_the_model_loads_and_the_greeting_comes_after() -> 
 
 def state_of(port: int) -> str:
     ask = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while True:
         try:
             with Connection(("127.0.0.1", port)) as connection:

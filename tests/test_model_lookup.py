@@ -15,7 +15,8 @@ from mlx_server.engine.model_lookup import ModelLookup
 from mlx_server.errors import ModelLoadFailed, ModelNotFound
 from mlx_server.hub import Hub
 from tests.checkpoint_folders import write_cached, write_checkpoint
-from tests.engine_harness import TIMEOUT_S, go
+from tests.engine_harness import go
+from tests.patience import HANG_S
 
 
 class SlowDisk(Catalog):
@@ -25,7 +26,7 @@ class SlowDisk(Catalog):
 
     def resolve(self, name: str | None) -> ModelEntry:
         if name in self.gates:
-            self.gates[name].wait(TIMEOUT_S)
+            self.gates[name].wait(HANG_S)
         return super().resolve(name)
 
 

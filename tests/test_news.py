@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlx_server.api.news import News
+from tests.patience import HANG_S
 
 LONG_S = 3600.0
 SHORT_S = 0.005
@@ -16,7 +17,7 @@ SHORT_S = 0.005
 
 def go(main: Callable[[News], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             news = News()
             await main(news)
             news.close()

@@ -19,9 +19,9 @@ from mlx_server.errors import (
     ModelUnavailable,
     ServerError,
 )
+from tests.patience import HANG_S
 from tests.scripted import Script
 from tests.worker_harness import (
-    TIMEOUT_S,
     Harness,
     ask,
     is_last,
@@ -304,7 +304,7 @@ def test_stopping_fails_what_runs_and_what_waits(harness: Harness, script: Scrip
     harness.submit(running, waiting)
     harness.wait_for_tokens(running, 2)
     harness.worker.stop()
-    assert harness.worker.join(TIMEOUT_S)
+    assert harness.worker.join(HANG_S)
     for sequence in (running, waiting):
         assert isinstance(harness.finish(sequence), EngineStopped)
     assert harness.worker.status.state == "stopped"
@@ -313,7 +313,7 @@ def test_stopping_fails_what_runs_and_what_waits(harness: Harness, script: Scrip
 
 def test_what_comes_after_the_end_is_refused(harness: Harness, script: Script) -> None:
     harness.worker.stop()
-    assert harness.worker.join(TIMEOUT_S)
+    assert harness.worker.join(HANG_S)
     with pytest.raises(EngineStopped):
         harness.submit(ask())
 
@@ -332,7 +332,7 @@ def test_what_comes_with_the_end_is_failed(harness: Harness, script: Script) -> 
         except EngineStopped:
             break
         assert isinstance(harness.finish(late), EngineStopped)
-    assert harness.worker.join(TIMEOUT_S)
+    assert harness.worker.join(HANG_S)
 
 
 def test_joining_a_busy_worker_gives_up_after_the_timeout(harness: Harness, script: Script) -> None:
@@ -342,7 +342,7 @@ def test_joining_a_busy_worker_gives_up_after_the_timeout(harness: Harness, scri
     harness.worker.stop()
     assert not harness.worker.join(0.05)
     script.gate.set()
-    assert harness.worker.join(TIMEOUT_S)
+    assert harness.worker.join(HANG_S)
 
 
 def test_a_panic_in_the_first_load_is_told(script: Script, harness: Harness) -> None:

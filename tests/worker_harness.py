@@ -23,9 +23,9 @@ from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.worker import Worker
 from mlx_server.errors import ServerError
 from tests.engine_runs import make_sequence
+from tests.patience import HANG_S
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
 
-TIMEOUT_S = 10.0
 # A step is under way on the device when an abort arrives, and another one has been begun.
 TOKENS_AHEAD = 2
 Outcome = list[tuple[Sequence, GenerationEvent | ServerError]]
@@ -37,7 +37,7 @@ def ask(text: str = "hi", model: str = "a", **fields: Any) -> Sequence:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
+    end = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.001)
@@ -76,7 +76,7 @@ class Harness:
         self, sequence: Sequence, condition: Callable[[GenerationEvent | ServerError], bool]
     ) -> GenerationEvent | ServerError:
         """The first event of the sequence for which the condition holds."""
-        end = time.monotonic() + TIMEOUT_S
+        end = time.monotonic() + HANG_S
         while True:
             for event in self.events(sequence):
                 if condition(event):
@@ -136,4 +136,4 @@ def running_worker(
         for script in scripts.values():
             script.gate.set()
         harness.worker.stop()
-        assert harness.worker.join(TIMEOUT_S)
+        assert harness.worker.join(HANG_S)
