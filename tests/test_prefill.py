@@ -215,19 +215,22 @@ def test_a_prompt_of_one_token_needs_no_step(load_tiny: Load) -> None:
 
 def test_chunks_end_at_the_checkpoints_and_leave_copies_there(load_tiny: Load) -> None:
     loaded = load_tiny("qwen3_next")
-    prompt = prepare(loaded, ChatPrompt((system("be a box"), user(LONG))), [])
-    prompt = replace(prompt, checkpoints=(5, 6, 30, len(prompt) - 1))
+    prompt = prepare(loaded, ChatPrompt((system("be a box"), user(3 * LONG))), [])
+    places = (50, 120, len(prompt) - 1)
+    assert places[-1] > 121 + 48
+    near = (5, 51, 97, 121)  # too near to what is kept before them
+    prompt = replace(prompt, checkpoints=tuple(sorted((*places, *near))))
     cache = PrefixCache(PLENTY)
     prefill = begin(loaded, prompt, cache, step_size=16)
     done = []
     while not prefill.is_within(None):
         prefill.step()
         done.append(prefill.num_done)
-    assert [n for n in done if n in prompt.checkpoints] == list(prompt.checkpoints)
+    assert [n for n in done if n in prompt.checkpoints] == list(places)
     assert max(np.diff([0, *done])) <= 16
     finish(loaded, prefill)
-    assert len(cache) == 4
-    for place in prompt.checkpoints:
+    assert len(cache) == 3
+    for place in places:
         other = np.concatenate([prompt.keys[:place], [1, 1]])
         match = cache.match(other)
         assert match is not None

@@ -70,6 +70,7 @@ def test_answers_after_any_history_are_those_of_a_fresh_runner(
     family: LoadedModel, step_size: int, reads_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlx_server.engine.runner.is_cpu", lambda: not reads_ahead)
+    monkeypatch.setattr("mlx_server.engine.prefill.MIN_SPARED", 1)
     runner = make_runner(family, step_size=step_size)
     history = History(random.Random(f"{family.id} {step_size}"), family, runner)
     while len(history.done) < NUM_ANSWERS:
@@ -206,8 +207,8 @@ def test_the_next_turn_reuses_the_prompt_when_the_answer_was_changed(tiny: Loade
 def test_an_edited_question_reuses_all_that_comes_before_it(load_tiny: Load, name: str) -> None:
     loaded = load_tiny(name)
     runner = make_runner(loaded, step_size=16)
-    run(runner, make_sequence(chat("be short", "hello", "yes", LONG)))
-    edited = make_sequence(chat("be short", "hello", "yes", "tell me more"))
+    run(runner, make_sequence(chat("be short", "hello, " + LONG, "yes", LONG)))
+    edited = make_sequence(chat("be short", "hello, " + LONG, "yes", "tell me more"))
     answer = run(runner, edited)
     before = loaded.tokenizer.decode(
         prepare(loaded, edited.request.prompt, []).token_ids[: answer.num_cached_tokens]

@@ -17,6 +17,8 @@ from mlx_server.engine.prompt import PreparedPrompt
 # So few tokens run together with the last one, although some models then compute logits for all of
 # them: that costs less than another pass through the weights.
 LAST_PIECE = 48
+# Nor is a pass made for KV state that would spare another prompt fewer than this.
+MIN_SPARED = 48
 # One counts tokens, and takes what it is told for a padded batch; the other cuts the positions of a
 # whole prompt, and tells them only of a prompt with pictures.
 PLACE_THEMSELVES = frozenset({"minimax_m3_vl", "falcon_ocr"})
@@ -41,8 +43,7 @@ class Prefill:
         self.prompt = prompt
         self._prefix_cache = prefix_cache
         self._step_size = step_size
-        # what cannot go back is kept at a checkpoint before the last token
-        self._last_piece = 1 if loaded.needs_checkpoints else min(LAST_PIECE, step_size)
+        self._last_piece = min(LAST_PIECE, step_size)
         self.variant = loaded.kv_variant(len(prompt))
         can_start_warm = not prompt.inputs or loaded.is_warm_vision
         match = prefix_cache.match(prompt.keys, self.variant) if can_start_warm else None
@@ -52,8 +53,10 @@ class Prefill:
 
     def is_within(self, max_tokens: int | None) -> bool:
         """Whether what is left is a piece for `start`, of `max_tokens` at most if that is given."""
+        if self._is_whole:
+            return True
         limit = min(self._last_piece, max_tokens or self._last_piece)
-        return self._is_whole or len(self.prompt) - self.num_done <= limit
+        return not self._checkpoints_left() and len(self.prompt) - self.num_done <= limit
 
     @property
     def caches(self) -> KVCaches:
@@ -63,18 +66,20 @@ class Prefill:
     def step(self, max_tokens: int | None = None) -> None:
         """Run one chunk; it ends at the next checkpoint, where a copy of the KV state is kept."""
         end = self.num_done + min(self._step_size, max_tokens or self._step_size)
-        self.batch.prefill_step_size = (
-            min([end, *(c for c in self.prompt.checkpoints if c > self.num_done)]) - self.num_done
-        )
+        self.batch.prefill_step_size = min([end, *self._checkpoints_left()]) - self.num_done
         self.num_done += self.batch.prompt_step()
         mx.eval([cache.state for cache in self._caches])
-        if self.num_done in self.prompt.checkpoints:
+        if self.num_done in self._checkpoints:
             keys = self.prompt.keys[: self.num_done]
             self._prefix_cache.insert(keys, fork(self._caches), self.variant)
+
+    def _checkpoints_left(self) -> list[int]:
+        return [place for place in self._checkpoints if place > self.num_done]
 
     def _begin(self, loaded: LoadedModel, match: PrefixMatch | None) -> None:
         self.num_cached_tokens = match.num_tokens if match else 0
         self.num_done = self.num_cached_tokens
+        self._checkpoints = worth_keeping(self.prompt, self.num_cached_tokens)
         self._caches = match.caches if match else loaded.make_caches(self.variant)
         self.batch = self._make_batch(loaded)
         # mlx_vlm asks only the inner model whether it may be given the prompt in chunks
@@ -94,6 +99,19 @@ class Prefill:
             prefill_step_size=self._step_size,
             warm_cache=self._caches,
         )
+
+
+def worth_keeping(prompt: PreparedPrompt, num_cached: int) -> list[int]:
+    """The checkpoints that spare another prompt enough, beside the KV state kept before them.
+
+    Of a prompt with pictures, which cost more than their tokens, all.
+    """
+    kept: list[int] = []
+    for place in prompt.checkpoints:
+        num_spared = place - (kept[-1] if kept else num_cached)
+        if prompt.inputs or num_spared >= MIN_SPARED:
+            kept.append(place)
+    return kept
 
 
 def must_be_whole(loaded: LoadedModel, prompt: PreparedPrompt) -> bool:
