@@ -25,7 +25,7 @@ class FakeWorkload:
     held: set[int] = field(default_factory=set)
 
     def num_left(self, sequence: Sequence) -> int:
-        return self.left.get(sequence.uid, 0)
+        return self.left.get(sequence.uid, 1)
 
     def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
         return (sequence.uid, earlier.uid) in self.shared

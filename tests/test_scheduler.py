@@ -141,6 +141,26 @@ def test_running_answers_wait_for_no_more_of_a_prompt_than_allowed() -> None:
     assert isinstance(scheduler.next_step("a", 0.0), PrefillStep)
 
 
+def test_a_prompt_that_is_through_joins_behind_a_step_of_the_others() -> None:
+    workload = FakeWorkload()
+    scheduler = make_scheduler(workload, max_num_seqs=2)
+    first, second = make_sequence(0), make_sequence(1)
+    assert scheduler.may_join(10.0)
+    add(scheduler, first)
+    begin_all(scheduler)
+    add(scheduler, second)
+    step = prefill_step(scheduler)
+    assert scheduler.may_join(STALL_S / 4)
+    assert not scheduler.may_join(STALL_S)
+    workload.left[second.uid] = 0
+    scheduler.ran(step, STALL_S, 100)
+    decode = scheduler.next_step("a", 0.0)
+    assert decode == DecodeStep()
+    scheduler.ran(decode, 0.01)
+    assert prefill_step(scheduler).sequence is second
+    assert scheduler.may_join(0.0)
+
+
 def test_a_slow_device_runs_small_chunks_and_makes_progress() -> None:
     workload = FakeWorkload()
     scheduler = make_scheduler(workload, max_num_seqs=2)

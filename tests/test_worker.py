@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlx_server.config import EngineConfig
 from mlx_server.engine.kv_caches import KVCaches
 from mlx_server.engine.prefix_cache import Keys, PrefixCache
+from mlx_server.engine.runner import Runner
 from mlx_server.engine.sequence import Delta, Prepared, Progress, Started
 from mlx_server.engine.worker import OUT_OF_MEMORY_MARKS, failure_of
 from mlx_server.errors import (
@@ -102,6 +104,37 @@ def test_requests_that_come_together_with_one_new_prefix_read_it_once(
         assert [harness.finish(sequence) for sequence in sequences] == ["fine"] * 4
         starts = [harness.wait_for_start(sequence) for sequence in sequences]
     assert [s.num_cached_tokens >= len(prefix) for s in starts] == [False, True, True, True]
+
+
+def test_those_who_run_have_a_token_between_a_long_chunk_and_what_joins_after_it(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("prefill", "decode", "join"):
+        note_calls(monkeypatch, name, calls)
+    script.say(*"abcdefghijklmnop" * 20)
+    script.say("fine")
+    running, late = ask("one"), ask("y" * 65)
+    config = EngineConfig(prefill_step_size=64)
+    with running_worker(tmp_path, max_num_seqs=2, config=config, a=script) as harness:
+        harness.submit(running)
+        harness.wait_for_tokens(running, 3)
+        calls.clear()
+        script.prefill_s = 0.2
+        harness.submit(late)
+        harness.wait_for_start(late)
+    join = calls.index("join")
+    assert calls[join - 3 : join] == ["prefill", "decode", "prefill"]
+
+
+def note_calls(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[str]) -> None:
+    method = getattr(Runner, name)
+
+    def noted(*args: Any) -> Any:
+        calls.append(name)
+        return method(*args)
+
+    monkeypatch.setattr(Runner, name, noted)
 
 
 def test_requests_are_served_in_the_order_in_which_they_came(

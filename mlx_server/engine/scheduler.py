@@ -29,6 +29,9 @@ MAX_WAITING_PICTURE_BYTES = 256 << 20
 # Between their first token and their second, sequences that begin together may wait for one another
 # this many times the longest stall: a decode step costs little more for all of them than for one.
 BURST_STALLS = 16
+# To join, a long row has the state of all others copied to its length. After a chunk that took this
+# share of the longest stall, the running sequences have a step before that.
+JOIN_SHARE = 0.5
 
 
 class Workload(Protocol):
@@ -108,6 +111,14 @@ class Scheduler:
         if isinstance(step, PrefillStep):
             self._pace.saw_prefill(num_tokens, seconds if prefill_s is None else prefill_s)
         self._stalled_s = self._stalled_s + seconds if self.running else 0.0
+
+    def may_join(self, seconds: float) -> bool:
+        """Whether a prompt that is through after a chunk of so long may join those that run now;
+        otherwise its turn comes again.
+        """
+        if not self.running or not self._has_decoded:
+            return True
+        return self._stalled_s + seconds < JOIN_SHARE * self._max_stall_s
 
     def prefilled(self, sequence: Sequence) -> None:
         """The prompt is through: from the next step on, the sequence decodes."""
@@ -192,6 +203,8 @@ class Scheduler:
         if not self.prefilling:
             return None
         max_tokens = None
+        if not self.may_join(0.0) and any(map(self._is_through, self.prefilling)):
+            return None
         if self.running and not self._is_burst(now):
             max_tokens = self._pace.tokens_within(self._max_stall_s - self._stalled_s)
             if max_tokens is not None and max_tokens < MIN_CHUNK:
@@ -200,6 +213,9 @@ class Scheduler:
                 max_tokens = MIN_CHUNK
         self._has_just_passed = len(self.prefilling) > 1 and not self._has_just_passed
         return PrefillStep(self.prefilling[-1 if self._has_just_passed else 0], max_tokens)
+
+    def _is_through(self, sequence: Sequence) -> bool:
+        return self._workload.num_left(sequence) == 0
 
     def _is_burst(self, now: float) -> bool:
         """Whether all that runs has just begun, and what is to begin beside it is soon through."""

@@ -20,7 +20,7 @@ from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
 from mlx_server.engine.runner import Answer, Runner
 from mlx_server.engine.scheduler import Scheduler
-from mlx_server.engine.sequence import GenerationEvent, Prepared, Progress, Sequence, Started
+from mlx_server.engine.sequence import GenerationEvent, Prepared, Progress, Sequence
 from mlx_server.engine.slot import ModelSlot
 from mlx_server.engine.status import EngineStatus, PrefixCacheStats
 from mlx_server.engine.steps import LoadStep, PrefillStep, PrepareStep, Step
@@ -249,8 +249,10 @@ class Worker:
             self._slot.runner.forget(sequence)
             raise failure_of(error) from None
         prefill_s = time.monotonic() - began
-        self._emit(sequence, result.event)
-        if isinstance(result.event, Started):
+        if isinstance(result.event, Progress):
+            self._emit(sequence, result.event)
+        elif self._scheduler.may_join(prefill_s):
+            self._emit(sequence, result.event)
             self._scheduler.prefilled(sequence)
             self._answer(self._slot.runner, [self._slot.runner.join(sequence)])
         return result.num_tokens, prefill_s
