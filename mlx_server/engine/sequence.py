@@ -101,13 +101,37 @@ class RawPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What an answer must be, behind its reasoning and where it is no tool call.
+
+    `value` is a JSON schema, a regular expression, a grammar in Lark or a sequence of texts.
+    """
+
+    kind: Literal["json_schema", "regex", "lark", "choice"]
+    value: Any
+    param: str = "response_format"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools must be called: `required` any of them, at least once, `named` that one.
+
+    Without `is_parallel`, once at most.
+    """
+
+    mode: Literal["auto", "required", "named"] = "auto"
+    name: str | None = None
+    is_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt and how to continue it; `n` sequences share the prompt and differ in `index`.
 
     `model` is the client's name for it, `None` or empty for the one that is loaded.
     `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
     to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
-    tokens alone.
+    tokens alone. `thinking_budget` is how many tokens of reasoning there may be at most.
     """
 
     request_id: str
@@ -120,6 +144,9 @@ class GenerationRequest:
     n: int = 1
     top_logprobs: int | None = None
     echo: bool = False
+    response_format: ResponseFormat | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +183,8 @@ class Started:
     """The prompt is prefilled: from here on a failure can no longer change the status of the
     answer.
 
-    `tool_format` names the module of `parsers/tools` that reads this model's calls; `prompt_text`
+    `tool_format` and `reasoning_format` name what in `parsers` reads this model's calls and its
+    reasoning, inside of which it begins if the prompt has opened it (`is_reasoning`); `prompt_text`
     is set for `echo`.
     """
 
@@ -165,6 +193,8 @@ class Started:
     num_cached_tokens: int
     tool_format: str | None = None
     prompt_text: str | None = None
+    reasoning_format: str | None = None
+    is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,6 +67,14 @@ class BlockReader(Protocol):
     def finish(self) -> Sequence[CallEvent]:
         """The text ends inside the block."""
         ...
+
+
+def parameters_of(tools: Tools) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The name of each tool and the JSON schema of its arguments, which are an object."""
+    for tool in tools:
+        function = tool["function"]
+        schema = function.get("parameters") or {"properties": {}}
+        yield function["name"], {**schema, "type": "object"}
 
 
 def whole_call(call: ParsedCall) -> Sequence[CallEvent]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlx_server.parsers.lark import LarkGrammar
 from mlx_server.parsers.tools.call import (
     CallArguments,
     CallHead,
@@ -9,6 +10,8 @@ from mlx_server.parsers.tools.call import (
     NotACall,
     ParsedCall,
     Tools,
+    parameters_of,
+    to_json,
 )
 from mlx_server.parsers.tools.json_block import JsonBlockReader
 
@@ -36,3 +39,18 @@ def parse_tool_call(text: str, tools: Tools) -> list[ParsedCall]:
 
 def make_reader(_tools: Tools) -> JsonBlockReader:
     return JsonBlockReader(tool_call_start, tool_call_end)
+
+
+def calls_rule(grammar: LarkGrammar, tools: Tools, is_parallel: bool) -> str:
+    calls = [
+        " ".join(
+            (
+                grammar.literal(f'{tool_call_start}\n{{"name": {to_json(name)}, "arguments": '),
+                grammar.json(schema),
+                grammar.literal(f"}}\n{tool_call_end}"),
+            )
+        )
+        for name, schema in parameters_of(tools)
+    ]
+    call = grammar.rule(grammar.one_of(*calls))
+    return f'{call} ("\\n" {call})*' if is_parallel else call

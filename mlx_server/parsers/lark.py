@@ -1,0 +1,61 @@
+"""Builds the grammar of a text that a model is made to write, in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ANY_TEXT = r"/(.|\n)*/"
+
+
+class LarkGrammar:
+    """Collects rules; every method returns an expression that stands for what it says.
+
+    `added_tokens` are the ids of texts that the tokenizer takes as one token. A grammar must name
+    them by id: spelled in letters they are other tokens, which no model was trained to write.
+    """
+
+    def __init__(self, added_tokens: Mapping[str, int]) -> None:
+        self._added = added_tokens
+        self._any_added = _any_of(added_tokens)
+        self._rules: list[str] = []
+
+    def literal(self, text: str) -> str:
+        """Exactly this text."""
+        parts = self._any_added.split(text) if self._any_added else [text]
+        return " ".join(self._piece(part) for part in parts if part) or '""'
+
+    def json(self, schema: Mapping[str, Any] | bool) -> str:
+        """JSON text of a value that the schema allows."""
+        return f"%json {json.dumps(schema)}"
+
+    def text_up_to(self, marker: str) -> str:
+        """Any text, and the marker that ends it."""
+        if marker in self._added:
+            return f"{self.rule(ANY_TEXT)} {self.literal(marker)}"
+        return self.rule(ANY_TEXT, f"[suffix={json.dumps(marker)}]")
+
+    def rule(self, body: str, attributes: str = "") -> str:
+        """A name for the expression, for use in others and in itself."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def one_of(self, *expressions: str) -> str:
+        return f"({' | '.join(expressions)})"
+
+    def text(self, start: str) -> str:
+        """The whole grammar, of which `start` is the expression to begin with."""
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def _piece(self, text: str) -> str:
+        return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
+
+
+def _any_of(texts: Mapping[str, int]) -> re.Pattern[str] | None:
+    if not texts:
+        return None
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
