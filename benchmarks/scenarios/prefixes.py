@@ -22,9 +22,16 @@ AFTER_SWAP, SWAP_SHARE = "first text after a swap away and back", "share cached 
 AFTER_RESTART, RESTART_SHARE = "first text after a restart", "share cached after the restart"
 Messages = list[dict[str, str]]
 
-# mlx_vlm's own prefix cache is off unless it is asked for.
-VARIABLES: Mapping[Kind, Mapping[str, str]] = {"mlx_vlm": {"APC_ENABLED": "1"}}
 OLD_TOKENS, NEW_TOKENS = 1200, 30
+
+
+def prefix_cache_of(bench: Bench, kind: Kind, name: str) -> Mapping[str, str]:
+    """mlx_vlm's own is off unless it is asked for, and is then on disk as well: it would find the
+    prompts of an earlier benchmark in the folder that it takes by itself.
+    """
+    if kind != "mlx_vlm":
+        return {}
+    return {"APC_ENABLED": "1", "APC_DISK_PATH": str(bench.folder(f"{kind}-{name}"))}
 
 
 def measure_shared_prefix(bench: Bench, kind: Kind, samples: Samples) -> None:
@@ -32,7 +39,7 @@ def measure_shared_prefix(bench: Bench, kind: Kind, samples: Samples) -> None:
 
 
 def measure_shared_if_asked(bench: Bench, kind: Kind, samples: Samples) -> None:
-    measure_shared(bench, kind, samples, VARIABLES.get(kind, {}))
+    measure_shared(bench, kind, samples, prefix_cache_of(bench, kind, "shared"))
 
 
 def measure_shared(
@@ -54,7 +61,7 @@ def measure_shared(
 
 
 def measure_second_turn(bench: Bench, kind: Kind, samples: Samples) -> None:
-    with bench.serve(kind, variables=VARIABLES.get(kind)) as server:
+    with bench.serve(kind, variables=prefix_cache_of(bench, kind, "turns")) as server:
         for run in range(bench.runs):
             history, first = first_turn(bench, server, f"history {run}")
             second = follow_up(bench, server, history, f"second {run}")
@@ -86,12 +93,9 @@ def measure_kept(bench: Bench, kind: Kind, samples: Samples) -> None:
 
 def on_disk(bench: Bench, kind: Kind, name: str) -> dict[str, Any]:
     """How the server is told to keep its prefixes there, if it can."""
-    folder = str(bench.folder(name))
-    if kind == "mlx_vlm":
-        return {"variables": {"APC_ENABLED": "1", "APC_DISK_PATH": folder}}
     if kind == OURS:
-        return {"options": ["--prefix-cache-dir", folder]}
-    return {}
+        return {"options": ["--prefix-cache-dir", str(bench.folder(name))]}
+    return {"variables": prefix_cache_of(bench, kind, name)}
 
 
 def first_turn(bench: Bench, server: Server, name: str) -> tuple[Messages, Answer]:
