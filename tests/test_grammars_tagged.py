@@ -107,9 +107,14 @@ def test_marks_may_be_tokens_of_their_own(name: str) -> None:
         "functiongemma": ("<start_function_call>", "<end_function_call>", "<escape>"),
         "glm4_moe": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "</arg_value>"),
         "minimax_m3": ("]<]minimax[>[",),
+        "minicpm5": ("<function", "</function>", "<param", "</param>"),
+        "qwen3_coder": ("<tool_call>", "</tool_call>", "<parameter=", "</parameter>"),
         "deepseek_v4": ("｜DSML｜",),
     }.get(name, ("<tool_call>", "</tool_call>"))
     assert accepts(calls_grammar(name, TOOLS, added=marks), CALLS[name], marks)
+    lark = calls_grammar(name, tool({"k": {"type": "string", "maxLength": 2}}), added=marks)
+    assert accepts(lark, written(name, "k", "ab"), marks)
+    assert not accepts(lark, written(name, "k", "abc"), marks)
 
 
 @every_format

@@ -45,7 +45,7 @@ class ValueSchema:
     @property
     def types(self) -> frozenset[str]:
         """The types that a value may have, all of them where nothing is said."""
-        return self._types(MAX_REFERENCES)
+        return self._types({})
 
     @property
     def is_typed(self) -> bool:
@@ -118,16 +118,28 @@ class ValueSchema:
         schema = self.plain
         return schema.keys() <= REMARKS and ("type" not in schema or self.types <= SCALARS)
 
-    def _types(self, depth: int) -> frozenset[str]:
+    def _types(self, known: dict[str, frozenset[str]]) -> frozenset[str]:
+        """`known` has the types of definitions; of one that names itself, none so far."""
+        reference = self.reference
+        if reference is None:
+            return self._types_told(known)
+        if reference not in known:
+            known[reference] = frozenset()
+            known[reference] = self._types_told(known)
+        return known[reference]
+
+    def _types_told(self, known: dict[str, frozenset[str]]) -> frozenset[str]:
         schema = self.plain
-        told = list(self._told(schema, depth)) if depth else []
+        told = list(self._told(schema, known))
         if not told and "properties" in schema:
             return frozenset({"object"})
         if not told and "items" in schema:
             return frozenset({"array"})
         return reduce(frozenset.__and__, told, ANY_TYPE) or ANY_TYPE
 
-    def _told(self, schema: Mapping[str, object], depth: int) -> Iterator[frozenset[str]]:
+    def _told(
+        self, schema: Mapping[str, object], known: dict[str, frozenset[str]]
+    ) -> Iterator[frozenset[str]]:
         if "type" in schema:
             yield types_named(schema["type"])
         if isinstance(values := schema.get("enum"), list):
@@ -136,11 +148,11 @@ class ValueSchema:
             yield frozenset({type_of(schema["const"])})
         for keyword in ("anyOf", "oneOf"):
             if isinstance(branches := schema.get(keyword), list):
-                found = [self._within(branch)._types(depth - 1) for branch in branches]
+                found = [self._within(branch)._types(known) for branch in branches]
                 yield reduce(frozenset.__or__, found, frozenset())
         if isinstance(branches := schema.get("allOf"), list):
             for branch in branches:
-                yield self._within(branch)._types(depth - 1)
+                yield self._within(branch)._types(known)
 
 
 UNDECLARED = ValueSchema({}, {})
