@@ -66,6 +66,10 @@ class JsonScanner:
         self._is_key = False
         self._out: list[str] = []
 
+    @property
+    def is_in_string(self) -> bool:
+        return self._expect is _Expect.STRING
+
     def feed(self, text: str, start: int = 0) -> Scanned:
         at = start
         while at < len(text) and not (self.is_complete or self.is_broken):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -31,16 +31,24 @@ class LarkGrammar:
         """JSON text of a value that the schema allows."""
         return f"%json {json.dumps(schema)}"
 
-    def text_up_to(self, marker: str) -> str:
-        """Any text, and the marker that ends it."""
-        if marker in self._added:
-            return f"{self.rule(ANY_TEXT)} {self.literal(marker)}"
-        return self.rule(ANY_TEXT, f"[suffix={json.dumps(marker)}]")
+    def text_up_to(self, marker: str, pattern: str = ANY_TEXT) -> str:
+        """Text of which all matches the pattern, and the marker that ends it."""
+        before = self._any_added.split(marker, maxsplit=1)[0] if self._any_added else marker
+        if before == marker:
+            return self.rule(pattern, f"[suffix={json.dumps(marker)}]")
+        # a token of its own ends the text wherever it comes, so what stands before it is part of it
+        text = self._add("T", f": ({pattern}) {json.dumps(before)}")
+        return f"{text} {self.literal(marker[len(before) :])}"
 
     def rule(self, body: str, attributes: str = "") -> str:
-        """A name for the expression, for use in others and in itself."""
-        name = f"r{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {body}")
+        """A name for the expression, for use in others."""
+        return self._add("r", f"{attributes}: {body}")
+
+    def recursive(self, body: Callable[[str], str]) -> str:
+        """A name for an expression that is made with it."""
+        name = self._add("r", "")
+        place = int(name[1:])
+        self._rules[place] = f"{name}: {body(name)}"
         return name
 
     def one_of(self, *expressions: str) -> str:
@@ -49,6 +57,11 @@ class LarkGrammar:
     def text(self, start: str) -> str:
         """The whole grammar, of which `start` is the expression to begin with."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+    def _add(self, kind: str, definition: str) -> str:
+        name = f"{kind}{len(self._rules)}"
+        self._rules.append(name + definition)
+        return name
 
     def _piece(self, text: str) -> str:
         return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)

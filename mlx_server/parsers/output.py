@@ -49,7 +49,7 @@ class OutputParser:
         self.num_tool_calls = 0
         self._tools = tools
         self._format = TOOL_FORMATS[tool_format] if tool_format is not None and tools else None
-        self._splitter = MarkerSplitter(self._format.tool_call_start if self._format else "")
+        self._splitter = MarkerSplitter(*self._format.readers if self._format else ())
         self._block: BlockReader | None = None
         self._index = -1  # of the latest call
         self._gap: str | None = None  # white space behind a call, None once content followed it
@@ -77,7 +77,7 @@ class OutputParser:
         split = self._splitter.feed(text)
         self._add_content(split.before)
         if split.behind is not None:
-            self._block = self._format.make_reader(self._tools)
+            self._block = self._format.readers[split.marker](self._tools)
         return split.behind
 
     def _read_block(self, text: str) -> str | None:

@@ -86,3 +86,21 @@ def to_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # what UTF-8 cannot hold is half a surrogate pair, whose Python escape is also its JSON escape
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def read_block(reader: BlockReader, text: str) -> list[ParsedCall]:
+    """The calls of a block that ends with the text. Raises MalformedCall if any of it is none."""
+    news = reader.feed(text)
+    end = reader.finish() if news.rest is None else ()
+    calls: list[ParsedCall] = []
+    for event in (*news.events, *end):
+        match event:
+            case CallHead(name):
+                calls.append(ParsedCall(name, ""))
+            case CallArguments(more):
+                calls[-1] = ParsedCall(calls[-1].name, calls[-1].arguments + more)
+            case NotACall():
+                raise MalformedCall
+    if news.rest or not calls:
+        raise MalformedCall
+    return calls

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from mlx_server.parsers.lark import LarkGrammar
 from mlx_server.parsers.tools.call import (
-    CallArguments,
-    CallHead,
-    MalformedCall,
-    NotACall,
     ParsedCall,
     Tools,
     parameters_of,
+    read_block,
     to_json,
 )
 from mlx_server.parsers.tools.json_block import JsonBlockReader
@@ -21,20 +18,7 @@ tool_call_end = "</tool_call>"
 
 def parse_tool_call(text: str, tools: Tools) -> list[ParsedCall]:
     """The calls in the text between the tags. Raises MalformedCall if any of it is no call."""
-    reader = make_reader(tools)
-    news = reader.feed(text + tool_call_end)
-    if news.rest != "":
-        raise MalformedCall
-    calls: list[ParsedCall] = []
-    for event in news.events:
-        match event:
-            case CallHead(name):
-                calls.append(ParsedCall(name, ""))
-            case CallArguments(more):
-                calls[-1] = ParsedCall(calls[-1].name, calls[-1].arguments + more)
-            case NotACall():
-                raise MalformedCall
-    return calls
+    return read_block(make_reader(tools), text + tool_call_end)
 
 
 def make_reader(_tools: Tools) -> JsonBlockReader:
