@@ -14,6 +14,8 @@ from mlx_server.engine.blas import (
     AVX512_CORE,
     CORE_VARIABLE,
     PROCESSOR_INFO,
+    SHORT_SPIN,
+    SPIN_VARIABLE,
     has_avx512,
     preload_blas,
 )
@@ -53,8 +55,9 @@ def environment(blas: Blas, *, is_preloaded: bool) -> dict[str, str]:
     """Of a server's process; ours loads the library by itself, others have it put before theirs."""
     variables = {**os.environ, **OFFLINE, "OPENBLAS_NUM_THREADS": str(blas.num_threads)}
     variables.pop("PYTHONPATH", None)
-    # as run.sh does, for everyone
+    # as run.sh and our own loading of the library do, for everyone
     variables.setdefault("GLIBC_TUNABLES", LARGE_PAGES)
+    variables.setdefault(SPIN_VARIABLE.decode(), SHORT_SPIN.decode())
     if blas.path is not None and is_preloaded:
         variables["LD_PRELOAD"] = blas.path
         if has_avx512(PROCESSOR_INFO):

@@ -128,6 +128,25 @@ def test_the_bundled_library_uses_the_processors_avx512() -> None:
 
 
 @needs_library
+@pytest.mark.parametrize(
+    ("set_by_user", "expected"),
+    [({}, blas.SHORT_SPIN), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, b"20")],
+)
+def test_threads_without_work_sleep_soon_unless_the_user_wants_otherwise(
+    set_by_user: dict[str, str], expected: bytes
+) -> None:
+    code = (
+        "import ctypes\n"
+        "from mlx_server.engine.blas import preload_blas\n"
+        "preload_blas()\n"
+        "getenv = ctypes.CDLL(None).getenv\n"
+        "getenv.restype = ctypes.c_char_p\n"
+        "print(getenv(b'OPENBLAS_THREAD_TIMEOUT'))\n"
+    )
+    assert run(code, **set_by_user).strip() == repr(expected)
+
+
+@needs_library
 @needs_avx512
 def test_what_the_user_says_of_the_processor_stays() -> None:
     assert " Haswell " in run(PRELOAD_BUNDLED, OPENBLAS_CORETYPE="Haswell")
