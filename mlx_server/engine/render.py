@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -49,7 +50,7 @@ STRING_TEST = re.compile(r"is (not )?string")
 
 
 def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
-    """The prompt's text up to where the assistant begins; a refusal by the template is a 400."""
+    """The prompt's text; a refusal by the template is a 400."""
     if loaded.chat_template is None:
         raise InvalidRequest(
             "This model has no chat template. Use /v1/completions with a raw prompt.",
@@ -88,7 +89,7 @@ def merge_system_into_user(prompt: ChatPrompt) -> ChatPrompt:
         others.insert(0, ChatMessage("user"))
     first = others[0]
     merged = ChatMessage("user", (*lead, *first.content), name=first.name)
-    return ChatPrompt((merged, *others[1:]), prompt.tools, prompt.template_kwargs)
+    return replace(prompt, messages=(merged, *others[1:]))
 
 
 def _apply(loaded: LoadedModel, prompt: ChatPrompt) -> str:
@@ -96,7 +97,7 @@ def _apply(loaded: LoadedModel, prompt: ChatPrompt) -> str:
         [_template_message(message, loaded) for message in prompt.messages],
         tools=[dict(tool) for tool in prompt.tools] or None,
         chat_template=loaded.chat_template,
-        add_generation_prompt=True,
+        add_generation_prompt=prompt.add_generation_prompt,
         tokenize=False,
         **prompt.template_kwargs,
     )
