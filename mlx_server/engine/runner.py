@@ -15,7 +15,7 @@ from mlx_server.engine.device import is_cpu
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
-from mlx_server.engine.prefill import Prefill
+from mlx_server.engine.prefill import Prefill, with_scores
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
 from mlx_server.engine.rows import Ended, Row, SharedStart
@@ -87,6 +87,8 @@ class Runner:
             )
         request = sequence.request
         prompt = prepare(self.loaded, request.prompt, sequence.images)
+        if request.prompt_logprobs:
+            prompt = with_scores(self.loaded, prompt, request.top_logprobs or 0)
         self._admission.refuse_hopeless(request, prompt)
         sequence.prompt = prompt
         sequence.picture_bytes = self._admission.hold(prompt)
@@ -142,11 +144,15 @@ class Runner:
         return self._num_left[sequence.uid]
 
     def _num_cached(self, prompt: PreparedPrompt) -> int:
+        if prompt.top_logprobs is not None:
+            return 0
         return self.prefix_cache.peek(prompt.keys, self.loaded.kv_variant(len(prompt)))
 
     def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
         """Whether `sequence` will find KV state that `earlier` has still to compute."""
         prompt: PreparedPrompt = sequence.prompt
+        if prompt.top_logprobs is not None:
+            return False
         num_known = len(prompt) - self.num_left(sequence)
         return common_length(prompt.keys, earlier.prompt.keys) >= num_known + MIN_SHARED
 
@@ -173,13 +179,15 @@ class Runner:
             progress = Progress("prefill", prefill.num_done, len(prefill.prompt))
             return PrefillResult(progress, prefill.num_done - num_before)
         start = self._batch(prefill.variant).start(prefill.batch)
-        if mx.any(mx.isnan(start.logits)).item():
+        if prefill.is_broken or mx.any(mx.isnan(start.logits)).item():
             # of this or of an earlier prompt, kept before anybody saw what comes of it
             self.prefix_cache.forget(prefill.prompt.keys, prefill.variant)
             self._num_left.clear()
             self.forget(sequence)
             raise GenerationFailed(NO_NUMBERS)
-        shared = SharedStart(start, prefill.num_cached_tokens, sequence.request.n)
+        shared = SharedStart(
+            start, prefill.num_cached_tokens, sequence.request.n, prefill.prompt_logprobs
+        )
         self._shared_starts[prefill.prompt] = shared
         self._admission.share(sequence, shared)
         del self._prefills[sequence.uid]
@@ -192,9 +200,12 @@ class Runner:
     def join(self, sequence: Sequence) -> Answer:
         """Let a sequence whose prompt is through decode with the others; returns its first token.
 
-        `settle` must follow.
+        `settle` must follow. A sequence that shall have no token ends instead.
         """
         prompt: PreparedPrompt = sequence.prompt
+        if sequence.request.max_tokens == 0:
+            self.drop(sequence)
+            return sequence, Delta(sequence.index, "", 0, finish_reason=FinishReason.LENGTH)
         shared = self._shared_starts[prompt]
         start = shared.start if shared.num_expected == 1 else shared.start.fork()
         self._expect_one_less(prompt)
@@ -318,6 +329,7 @@ class Runner:
             num_cached_tokens=shared.num_cached_tokens,
             tool_format=self.loaded.tool_format,
             prompt_text=prompt.text if sequence.request.echo else None,
+            prompt_logprobs=shared.prompt_logprobs,
         )
 
     def _expect_one_less(self, prompt: PreparedPrompt) -> None:
