@@ -94,15 +94,13 @@ class CallBody:
                 return self._break(text)
             events.append(CallHead(self._name))
         self._raw += text
-        at = 0
-        if not self._scanner.is_complete:
-            scanned = self._scanner.feed(text)
-            at, new = scanned.end, scanned.text
-            if self._scanner.is_complete:
-                new, self._last = new[:-1], new[-1]
-            if new:
-                events.append(CallArguments(new))
-        if self._scanner.is_broken or text[at:].strip():
+        scanned = self._scanner.feed(text)
+        new = scanned.text
+        if new and self._scanner.is_complete:
+            new, self._last = new[:-1], new[-1]
+        if new:
+            events.append(CallArguments(new))
+        if self._scanner.is_broken or text[scanned.end :].strip():
             return [*events, *self._break("")]
         return events
 
