@@ -168,10 +168,12 @@ class TagSegmenter:
 
     def _go_on(self) -> None:
         self._start = None
-        if self.is_reasoning:
+        if not self._form.at_start:
+            self._splitter = MarkerSplitter(*self._form.marks)
+        elif self.is_reasoning:
             self._splitter = MarkerSplitter(*self._form.ends)
         else:
-            self._splitter = MarkerSplitter(*(() if self._form.at_start else self._form.marks))
+            self._splitter = MarkerSplitter()
 
     def _add(self, text: str) -> None:
         if text:
