@@ -262,7 +262,8 @@ def test_harmony_gets_efforts_that_it_knows(chatml: LoadedModel, effort: Any, wr
 
 
 def test_harmony_gets_no_thoughts_beside_content_and_calls(chatml: LoadedModel) -> None:
-    echo = with_template(chatml, "{% for m in messages %}[{{ m.thinking }}]{% endfor %}")
+    template = "{% for m in messages %}[{{ m.thinking }}]{% endfor %}{% if tools %}{% endif %}"
+    echo = with_template(chatml, template)
     alone = ChatMessage("assistant", reasoning_content="hmm", tool_calls=(CALL,))
     both = replace(alone, content=(TextPart("x"),))
     said = replace(both, tool_calls=())

@@ -50,7 +50,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ("<|END_THINKING|>",),
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    "gemma4": ReasoningFormat(("<|channel>thought\n",), ("<channel|>",)),
+    "gemma4": ReasoningFormat(("<|channel>thought",), ("<channel|>",)),
     "solar_open": ReasoningFormat(
         ("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>")
     ),
