@@ -104,8 +104,8 @@ def reasoning_format_of(asked_for: str, chat_template: str | None) -> str | None
 
 def opens_reasoning(reasoning_format: str, prompt: str) -> bool:
     """Whether the prompt's text ends inside of reasoning that has just begun."""
-    prompt = prompt.rstrip()
-    return any(prompt.endswith(tag.rstrip()) for tag in REASONING_FORMATS[reasoning_format].starts)
+    end = prompt[-MAX_LEADING_SPACE:].rstrip()
+    return any(end.endswith(tag.rstrip()) for tag in REASONING_FORMATS[reasoning_format].starts)
 
 
 class TagSegmenter:
