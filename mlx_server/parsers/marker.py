@@ -18,7 +18,10 @@ class Split:
 
 
 class MarkerSplitter:
-    """Finds the first of its markers, none of which may be part of another; it may have none."""
+    """Finds whichever of its markers comes first; of two at one place, the one named first.
+
+    It may have none.
+    """
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers
@@ -29,7 +32,7 @@ class MarkerSplitter:
         self._held = ""
         found = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
         if found:
-            at, marker = min(found)
+            at, marker = min(found, key=lambda place: place[0])
             return Split(text[:at], text[at + len(marker) :], marker)
         size = max((length_of_possible_start(text, marker) for marker in self._markers), default=0)
         if size:
