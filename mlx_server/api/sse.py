@@ -83,6 +83,10 @@ class FrameSink(EventSink):
     def fail(self, error: ServerError) -> None:
         """Write what ends a stream that has begun and cannot go on."""
 
+    async def settle(self) -> None:
+        """What must be done before the client hears of the end, which is written by now."""
+        return
+
     def sign_of_life(self, progress: Progress | None) -> str:
         """What is sent while there is nothing to send."""
         return comment(progress)
@@ -196,6 +200,7 @@ class EventStream(Response):
             self._sink.fail(self._run.failure)
         else:
             self._sink.finish()
+        await self._sink.settle()
         await send({"type": "http.response.body", "body": self._sink.take(), "more_body": True})
 
 
