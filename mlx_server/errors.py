@@ -119,7 +119,7 @@ class ResponseNotFound(ServerError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This server has no response of that id: it was not stored, or it is not kept any more.",
+            "This server has no response of that id; it was not stored or is not kept any more.",
             param="response_id",
         )
 

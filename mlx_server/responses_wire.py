@@ -246,7 +246,7 @@ class MessageItem(TypedDict):
     type: Literal["message"]
     status: ItemStatus
     role: Literal["user", "assistant", "system", "developer"]
-    content: list[InputPart] | list[OutputTextPart | RefusalPart]
+    content: list[InputPart | OutputTextPart | RefusalPart]
 
 
 class ReasoningItem(TypedDict):
@@ -331,8 +331,6 @@ class RequestEcho(TypedDict):
 
 
 class ResponseObject(RequestEcho):
-    """`usage` comes with the end."""
-
     id: str
     object: Literal["response"]
     created_at: int
@@ -342,7 +340,10 @@ class ResponseObject(RequestEcho):
     incomplete_details: IncompleteDetails | None
     model: str
     output: list[OutputItem]
-    usage: NotRequired[ResponseUsage]
+
+
+class EndedResponse(ResponseObject):
+    usage: ResponseUsage
 
 
 class DeletedResponse(TypedDict):

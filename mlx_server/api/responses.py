@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Request, Response
 
@@ -109,7 +109,7 @@ def ask(wire: ResponsesRequest, store: ResponseStore) -> AskedResponse:
     return AskedResponse(request, request_echo(wire), own_input)
 
 
-def chat_prompt(wire: ResponsesRequest, items: list[PlacedItem]) -> ChatPrompt:
+def chat_prompt(wire: ResponsesRequest, items: Sequence[PlacedItem]) -> ChatPrompt:
     conversation = Conversation(wire.instructions)
     for placed in items:
         conversation.add(placed)

@@ -17,6 +17,7 @@ from mlx_server.engine.sequence import Delta, FinishReason, GenerationRequest, S
 from mlx_server.errors import EngineOverloaded, InvalidRequest, RequestCancelled, ServerError
 from mlx_server.models import Usage
 from mlx_server.responses_wire import (
+    EndedResponse,
     Item,
     RequestEcho,
     ResponseErrorObject,
@@ -97,9 +98,10 @@ class GrowingResponse:
             "output": self._output.objects(),
             **self.asked.echo,
         }
-        if self.status != "in_progress":
-            response["usage"] = response_usage(sink.usage())
-        return response
+        if self.status == "in_progress":
+            return response
+        ended: EndedResponse = {**response, "usage": response_usage(sink.usage())}
+        return ended
 
 
 class ResponseAnswer(EventSink):

@@ -113,7 +113,7 @@ def item_object(item: InputItem) -> Item:
         "type": "message",
         "status": status,
         "role": item.role or "user",
-        "content": [*map(output_part, parts)] if is_answer else [*map(input_part, parts)],
+        "content": [output_part(part) if is_answer else input_part(part) for part in parts],
     }
 
 

@@ -160,7 +160,7 @@ class Conversation:
 
 def text_parts(parts: Sequence[ItemPart] | None, param: str) -> list[TextPart]:
     """The texts that are not empty; raises for a part of another type."""
-    texts = []
+    texts: list[TextPart] = []
     for i, part in enumerate(parts or ()):
         if part.type == "input_image":
             raise InvalidRequest("Only a user message may have images.", param=f"{param}.{i}")
