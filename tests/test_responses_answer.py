@@ -241,20 +241,21 @@ def test_b043_logprobs_are_those_of_the_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
+    ("error", "status", "code", "param"),
     [
-        (ContextLengthExceeded(100, 64), 400, "context_length_exceeded"),
-        (EngineOverloaded("Full."), 429, "engine_overloaded"),
-        (GenerationFailed("It broke."), 500, "generation_failed"),
+        (ContextLengthExceeded(100, 64), 400, "context_length_exceeded", "input"),
+        (EngineOverloaded("Full."), 429, "engine_overloaded", None),
+        (GenerationFailed("It broke."), 500, "generation_failed", None),
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_fails_before_the_first_byte_has_a_status(
-    error: Exception, status: int, code: str, stream: bool
+    error: Exception, status: int, code: str, param: str | None, stream: bool
 ) -> None:
     answer = call(make_app(FakeEngine([error])), PATH, {"input": "hi", "stream": stream})
 
     assert (answer.status, answer.error["code"]) == (status, code)
+    assert answer.error["param"] == param
 
 
 async def read_on(request: Call) -> bytes:
@@ -302,6 +303,7 @@ def test_b011_a_prompt_refused_after_a_comment_is_an_error_event() -> None:
 
     check("ResponseStreamEvent", event)
     assert (event["type"], event["code"]) == ("error", "context_length_exceeded")
+    assert event["param"] == "input"
     assert event["error"]["message"] == event["message"]
 
 

@@ -12,7 +12,12 @@ from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.chat_prompt import template_kwargs
 from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.parameters import check_fields, sampling_params, unsupported
-from mlx_server.api.responses_answer import AskedResponse, ResponseAnswer, ResponseFrames
+from mlx_server.api.responses_answer import (
+    AskedResponse,
+    ResponseAnswer,
+    ResponseFrames,
+    name_input,
+)
 from mlx_server.api.responses_echo import request_echo
 from mlx_server.api.responses_input import gather, item_object
 from mlx_server.api.responses_prompt import Conversation, PlacedItem
@@ -24,7 +29,7 @@ from mlx_server.api.validation import validate
 from mlx_server.api.wire_json import json_response
 from mlx_server.config import ServerConfig
 from mlx_server.engine.sequence import ChatPrompt, GenerationRequest
-from mlx_server.errors import InvalidRequest
+from mlx_server.errors import InvalidRequest, ServerError
 from mlx_server.responses_wire import ResponsesRequest
 
 # Fields that are not honoured, with the values that ask for nothing special: those of this API and
@@ -64,12 +69,16 @@ def responses_router(
         """Answer a conversation, at once or as a stream of events."""
         wire = await read_body(request, parse_response)
         asked = await asyncio.to_thread(ask, wire, store)
-        if wire.stream:
-            frames = ResponseFrames(asked, keep)
-            run = open_requests.begin([asked.request], frames, request)
-            return await start_stream(run, frames, config.heartbeat_s)
-        answer = ResponseAnswer(asked)
-        await run_to_end(open_requests.begin([asked.request], answer, request))
+        try:
+            if wire.stream:
+                frames = ResponseFrames(asked, keep)
+                run = open_requests.begin([asked.request], frames, request)
+                return await start_stream(run, frames, config.heartbeat_s)
+            answer = ResponseAnswer(asked)
+            await run_to_end(open_requests.begin([asked.request], answer, request))
+        except ServerError as error:
+            name_input(error)
+            raise
         await keep(answer)
         return json_response(answer.body())
 

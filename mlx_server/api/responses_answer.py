@@ -155,6 +155,7 @@ class ResponseFrames(FrameSink):
         self._frames.append(self._frame({"type": last, "response": self.body()}))
 
     def fail(self, error: ServerError) -> None:
+        name_input(error)
         if self.has_started:
             self.response.fail(error)
             self.finish()
@@ -172,6 +173,12 @@ class ResponseFrames(FrameSink):
         numbered = {**event, "sequence_number": self._num_events}
         self._num_events += 1
         return f"event: {event['type']}\ndata: {to_json(numbered)}\n\n"
+
+
+def name_input(error: ServerError) -> None:
+    """The engine knows a conversation as `messages` only."""
+    if error.param == "messages":
+        error.param = "input"
 
 
 def error_event(error: ServerError) -> dict[str, Any]:
