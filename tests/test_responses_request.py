@@ -1,4 +1,4 @@
-"""What a Responses request asks of the engine, and what of it is refused by name."""
+"""What a Responses request asks of the engine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ from mlx_server.engine.sequence import (
     ToolChoice,
 )
 from mlx_server.responses_wire import ResponsesRequest
-from tests.asgi_client import call, make_app
-from tests.fake_engine import answering
 from tests.responses_requests import (
     CALL,
     IMAGE,
-    PATH,
     RESULT,
     TOOL,
     asked,
     messages,
     prompt,
-    refused,
 )
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -284,101 +280,6 @@ def test_b035_nulls_stand_for_what_is_left_out() -> None:
 
 def test_b039_whole_numbers_may_be_written_as_floats() -> None:
     assert asked(max_output_tokens=20.0).max_tokens == 20
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("background", True),
-        ("context_management", [{"type": "compaction"}]),
-        ("conversation", "conv_1"),
-        ("max_completion_tokens", 9),
-        ("max_tokens", 9),
-        ("max_tool_calls", 3),
-        ("messages", [USER]),
-        ("moderation", {}),
-        ("n", 2),
-        ("prompt", {"id": "p"}),
-        ("reasoning_effort", "low"),
-        ("response_format", {"type": "json_object"}),
-        ("service_tier", "flex"),
-        ("truncation", "auto"),
-    ],
-)
-def test_b037_what_is_not_honoured_is_refused_by_name(field: str, value: Any) -> None:
-    error = refused(**{field: value})
-
-    assert (error["param"], error["code"]) == (field, "unsupported_parameter")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tools": [TOOL, {"type": "mcp", "server_url": "x"}]}, "tools.1.type"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools.0.defer_loading"),
-        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input.0.type"),
-        ({"input": [{"type": "compaction", "encrypted_content": 1}]}, "input.0.type"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
-            "input.0.content.0.input_file",
-        ),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
-            "input.0.content.0.file_id",
-        ),
-        ({"stream": True, "stream_options": {"include_obfuscation": True}}, None),
-    ],
-)
-def test_parts_that_are_not_served_are_refused_by_name(fields: Any, param: str | None) -> None:
-    error = refused(**fields)
-
-    assert error["param"] == param or (param is None and "obfuscation" in error["param"])
-    assert error["code"] == "unsupported_parameter"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": 1}, "input"),
-        ({"input": []}, "input"),
-        ({"input": [1]}, "input.0"),
-        ({"input": [{}]}, "input.0.type"),
-        ({"input": [{"type": "message", "content": "x"}]}, "input.0.role"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role"),
-        ({"input": [{"role": "user", "content": 1}]}, "input.0.content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, None),
-        (
-            {"input": [{"role": "system", "content": [{"type": "input_image"}]}]},
-            "input.0.content.0",
-        ),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id"),
-        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input.0.name"),
-        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input.0.output"),
-        ({"include": ["web_search_call.results"]}, "include.0"),
-        ({"tools": [{"type": "function"}]}, "tools.0.name"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "any"}, "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.tools"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"top_logprobs": 21}, "top_logprobs"),
-    ],
-)
-def test_b013_what_is_wrong_is_a_400_that_names_the_field(fields: Any, param: str | None) -> None:
-    assert refused(**fields)["param"] in (param, "input.0.content.0.text")
-
-
-def test_the_input_is_required() -> None:
-    answer = call(make_app(answering("ok")), PATH, {"model": "fake"})
-
-    assert (answer.status, answer.error["param"]) == (400, "input")
 
 
 def test_no_field_is_taken_in_silence() -> None:
