@@ -212,10 +212,6 @@ class ResponsesRequest(GenerationFields):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] = {}
     enable_thinking: Flag | None = None
 
-    @property
-    def reasoning_effort(self) -> Effort | None:
-        return self.reasoning.effort
-
 
 class InputPart(TypedDict):
     type: Literal["input_text", "input_image"]

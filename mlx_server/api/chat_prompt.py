@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from mlx_server.api.body import decode_json
 from mlx_server.api.parameters import unsupported
@@ -40,20 +40,7 @@ def chat_prompt(wire: ChatCompletionRequest) -> ChatPrompt:
     return ChatPrompt(messages, () if wire.tool_choice == "none" else tools, template_kwargs(wire))
 
 
-class TemplateFields(Protocol):
-    """What requests tell the template, whatever their API."""
-
-    @property
-    def chat_template_kwargs(self) -> Mapping[str, Any]: ...
-
-    @property
-    def enable_thinking(self) -> bool | None: ...
-
-    @property
-    def reasoning_effort(self) -> str | None: ...
-
-
-def template_kwargs(wire: TemplateFields) -> Mapping[str, Any]:
+def template_kwargs(wire: ChatCompletionRequest) -> Mapping[str, Any]:
     kwargs = dict(wire.chat_template_kwargs)
     if wire.reasoning_effort is not None:
         kwargs["reasoning_effort"] = wire.reasoning_effort

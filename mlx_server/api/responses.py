@@ -30,6 +30,7 @@ from mlx_server.api.wire_json import json_response
 from mlx_server.config import ServerConfig
 from mlx_server.engine.sequence import ChatPrompt, GenerationRequest
 from mlx_server.errors import InvalidRequest, ServerError
+from mlx_server.models import ChatCompletionRequest
 from mlx_server.responses_wire import ResponsesRequest
 
 # Fields that are not honoured, with the values that ask for nothing special: those of this API and
@@ -124,7 +125,13 @@ def chat_prompt(wire: ResponsesRequest, items: Sequence[PlacedItem]) -> ChatProm
         conversation.add(placed)
     if not items:
         raise InvalidRequest("`input` must have at least one item.", param="input")
-    return ChatPrompt(conversation.messages(), shown_tools(wire), template_kwargs(wire))
+    # how much to think is told to templates as chat completions tell it
+    chat = ChatCompletionRequest.model_construct(
+        chat_template_kwargs=wire.chat_template_kwargs,
+        enable_thinking=wire.enable_thinking,
+        reasoning_effort=wire.reasoning.effort,
+    )
+    return ChatPrompt(conversation.messages(), shown_tools(wire), template_kwargs(chat))
 
 
 def num_top_logprobs(wire: ResponsesRequest) -> int | None:
