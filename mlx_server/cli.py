@@ -47,6 +47,7 @@ def parse_args(
         always_include_usage=options.always_include_usage,
         log_level=options.log_level,
         cache_dir=options.cache_dir,
+        state_dir=options.state_dir,
         engine=engine_config_of(options),
     )
 

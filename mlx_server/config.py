@@ -76,7 +76,7 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """`models` are paths, repo ids or aliases; the first one is loaded at start and serves requests
-    that name none.
+    that name none. Without a `state_dir` responses are kept in memory only.
     """
 
     models: tuple[str, ...] = ("gemma",)
@@ -93,4 +93,5 @@ class ServerConfig:
     always_include_usage: bool = False
     log_level: str = "info"
     cache_dir: Path = Path.home() / ".cache" / "mlx_server"
+    state_dir: Path | None = None
     engine: EngineConfig = EngineConfig()

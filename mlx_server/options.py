@@ -317,6 +317,14 @@ def add_image_options(group: argparse._ArgumentGroup) -> None:
 
 def add_operation_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--state-dir",
+        type=writable_folder,
+        default=DEFAULTS.state_dir,
+        metavar="PATH",
+        help="folder in which the responses of /v1/responses are kept, so that they outlive the "
+        "server; it holds what users have written (default: none, they are kept in memory)",
+    )
+    group.add_argument(
         "--drain-s",
         type=number_from(0),
         default=DEFAULTS.drain_s,

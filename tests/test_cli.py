@@ -36,6 +36,7 @@ EFFECTS = {
     f"--chat-template-file {TEMPLATE}": engine(chat_template="{{ messages }}"),
     "--trust-remote-code": engine(trust_remote_code=True),
     "--cache-dir /somewhere": replace(DEFAULTS, cache_dir=Path("/somewhere")),
+    f"--state-dir {TMP}": replace(DEFAULTS, state_dir=TMP),
     "--host 0.0.0.0": replace(DEFAULTS, host="0.0.0.0"),
     "--port 8080": replace(DEFAULTS, port=8080),
     "--api-key secret": replace(DEFAULTS, api_key="secret"),
