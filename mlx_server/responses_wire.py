@@ -15,14 +15,10 @@ from mlx_server.models import (
     MAX_TEMPLATE_KWARGS,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
-    Flag,
     GenerationFields,
-    TokenLimit,
     TokenLogprobObject,
-    Whole,
-    WireModel,
-    wire_error,
 )
+from mlx_server.wire_base import Flag, TokenLimit, Whole, WireModel, wire_error
 
 MAX_METADATA = 16
 

@@ -85,12 +85,6 @@ def test_b037_fields_that_ask_for_nothing_special_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema"}),
-        ("response_format", {"type": "yaml"}),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("parallel_tool_calls", False),
         ("audio", {"voice": "x", "format": "wav"}),
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": "x"}),

@@ -125,7 +125,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
 
 
 def test_a_conversation_with_tools_goes_on_by_ids(client: openai.OpenAI, script: Script) -> None:
-    script.say("I look. ", WEATHER)
+    script.say_bytes(f"I look. {WEATHER}")
     script.say("It is ", "one.")
     first = client.responses.create(model="m", input="hi", instructions="Look.", tools=TOOLS)
     call = first.output[-1]

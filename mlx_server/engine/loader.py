@@ -90,6 +90,7 @@ def assemble(
         defaults=_defaults(facts),
         tool_format=tool_format,
         token_text=token_text,
+        vocabulary=read.vocabulary,
         can_batch=can_be_batched(caches),
         kv_quantisation=config.kv_quantisation,
         reasoning_format=reasoning_format,

@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx_server.engine.admission import Admission
 from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.completion import Completion
+from mlx_server.engine.constraints import Constraints
 from mlx_server.engine.device import is_cpu
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
@@ -30,7 +31,7 @@ from mlx_server.engine.sequence import (
     Started,
 )
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
-from mlx_server.parsers.reasoning import make_segmenter, opens_reasoning
+from mlx_server.parsers.reasoning import make_segmenter
 from mlx_server.parsers.segments import Segmenter
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
@@ -65,6 +66,7 @@ class Runner:
         self.prefix_cache = prefix_cache
         self.memory = memory
         self._admission = Admission(loaded, memory)
+        self._constraints = Constraints(loaded)
         self._max_cache_bytes = prefix_cache.max_bytes
         self._prefill_step_size = prefill_step_size
         self._forget_all()
@@ -91,6 +93,7 @@ class Runner:
         request = sequence.request
         prompt = prepare(self.loaded, request.prompt, sequence.images)
         self._admission.refuse_hopeless(request, prompt)
+        self._constraints.prepare(request, prompt)
         sequence.prompt = prompt
         sequence.picture_bytes = self._admission.hold(prompt)
         self._bound_prefix_cache()
@@ -322,18 +325,14 @@ class Runner:
             tool_format=self.loaded.tool_format,
             prompt_text=prompt.text if sequence.request.echo else None,
             reasoning_format=self.loaded.reasoning_format,
-            is_reasoning=self._is_reasoning(prompt),
+            is_reasoning=self.loaded.opens_reasoning(prompt.text),
         )
-
-    def _is_reasoning(self, prompt: PreparedPrompt) -> bool:
-        name = self.loaded.reasoning_format
-        return name is not None and opens_reasoning(name, prompt.text or "")
 
     def _segmenter(self, sequence: Sequence, prompt: PreparedPrompt) -> Segmenter | None:
         name = self.loaded.reasoning_format
         if name is None or not isinstance(sequence.request.prompt, ChatPrompt):
             return None
-        return make_segmenter(name, is_reasoning=self._is_reasoning(prompt))
+        return make_segmenter(name, is_reasoning=self.loaded.opens_reasoning(prompt.text))
 
     def _expect_one_less(self, prompt: PreparedPrompt) -> None:
         """One of the sequences that share a start has joined or will not come."""
@@ -351,6 +350,7 @@ class Runner:
             prompt_ids=prompt.token_ids,
             vocab_size=self.loaded.vocab_size,
             top_logprobs=sequence.request.top_logprobs,
+            constraints=self._constraints.processors(sequence.request, prompt),
         )
 
     def _make_row(self, sequence: Sequence, prompt: PreparedPrompt) -> Row:
