@@ -62,7 +62,8 @@ def tool_format_of(asked_for: str, chat_template: str | None, model_type: str) -
 def marks_of(tool_format: str) -> tuple[str, ...]:
     """All texts that have a meaning in the format."""
     form = TOOL_FORMATS[tool_format]
-    return (*form.readers, form.tool_call_end, *special_marks(tool_format))
+    marks = (*form.readers, form.tool_call_end, *special_marks(tool_format))
+    return tuple(mark for mark in marks if mark)
 
 
 def _readable(name: str) -> str:
