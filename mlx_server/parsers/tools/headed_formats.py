@@ -76,7 +76,9 @@ class HeadedRule:
         several = f"{call} ({between} {call})*" if is_parallel else call
         if not self._marks.block_ends:
             return several
-        start, end = map(self._grammar.literal, (self._marks.block_start, self._marks.block_ends[0]))
+        start, end = map(
+            self._grammar.literal, (self._marks.block_start, self._marks.block_ends[0])
+        )
         return f"{start} {several} {end}"
 
     @property

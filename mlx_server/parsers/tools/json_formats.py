@@ -16,7 +16,7 @@ from mlx_server.parsers.tools.call import (
     to_json,
 )
 from mlx_server.parsers.tools.json_block import JsonBlockReader, JsonForm
-from mlx_server.parsers.tools.json_call import ARGUMENTS, KNOWN_AS, NAME
+from mlx_server.parsers.tools.json_call import ARGUMENTS, NAME
 from mlx_server.parsers.tools.tool_format import CallsRule, MakeReader, ToolFormat
 
 COHERE_KEYS = {"tool_name": NAME, "name": NAME, "parameters": ARGUMENTS, "arguments": ARGUMENTS}
@@ -83,7 +83,7 @@ def list_of(grammar: LarkGrammar, call: str, is_parallel: bool) -> str:
 
 
 def llama_rule(grammar: LarkGrammar, tools: Tools, is_parallel: bool) -> str:
-    """With the tag or without it: some are told to leave it out, and it is not in their template."""
+    """With the tag or without it: most prompts ask for the object alone."""
     calls = in_a_row(one_call(grammar, tools, LLAMA_OBJECT), grammar.literal("; "), is_parallel)
     calls = grammar.rule(calls)
     return grammar.one_of(f"{grammar.literal(LLAMA.start)} {calls}", calls)
@@ -100,7 +100,8 @@ def xlam_rule(grammar: LarkGrammar, tools: Tools, is_parallel: bool) -> str:
 
 def cohere_rule(grammar: LarkGrammar, tools: Tools, is_parallel: bool) -> str:
     call = one_call(grammar, tools, '", "tool_name": NAME, "parameters": ARGUMENTS}')
-    numbered = grammar.rule(f"{grammar.literal('{"tool_call_id": "')} /[0-9]{{1,4}}/ {call}")
+    head = grammar.literal('{"tool_call_id": "')
+    numbered = grammar.rule(f"{head} /[0-9]{{1,4}}/ {call}")
     separator = grammar.literal(",\n    ")
     calls = in_a_row(numbered, separator, is_parallel)
     start, end = grammar.literal(f"{COHERE.start}[\n    "), grammar.literal(f"\n]{COHERE.end}")
