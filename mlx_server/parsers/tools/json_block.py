@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from mlx_server.parsers.json_scanner import WHITE_SPACE, end_of_run
@@ -33,7 +33,7 @@ class JsonForm:
 
     start: str
     end: str
-    known_as: Mapping[str, str] = KNOWN_AS
+    known_as: Mapping[str, str] = field(default_factory=lambda: KNOWN_AS)
     separators: str = ""
     only_declared: bool = False
 
