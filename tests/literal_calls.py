@@ -133,8 +133,9 @@ ODD_FORMS: Mapping[str, tuple[str, str, str]] = {
         f"[TOOL_CALLS]plan-trip{JSON}now[ARGS]{{}}",
     ),
     "mistral object": ("mistral", f"[TOOL_CALLS]{USUAL}", f"[TOOL_CALLS]{USUAL}\n{USUAL_NOW}"),
-    "llama3 commas": ("llama3", f"\n{LLAMA}", f"<|python_tag|>{LLAMA}, {LLAMA_NOW}"),
-    "granite tag": ("granite", f"<tool_call>[{USUAL}]", f"<tool_call>[{USUAL}, {USUAL_NOW}]"),
+    "llama3 bare space": ("llama3", f"\n{LLAMA}", f"{LLAMA}\n{LLAMA_NOW}"),
+    "llama3 commas": ("llama3", f"<|python_tag|> {LLAMA}", f"<|python_tag|>{LLAMA}, {LLAMA_NOW}"),
+    "granite unclosed": ("granite", f"<tool_call>[{USUAL}]", f"<tool_call>[{USUAL}, {USUAL_NOW}]"),
     "granite closed": (
         "granite",
         f"<tool_call>{USUAL}</tool_call>",

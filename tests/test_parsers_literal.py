@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 
 from mlx_server.parsers.output import (
     ContentDelta,
+    OutputDelta,
     OutputParser,
     ToolCallArguments,
     ToolCallStart,
@@ -31,6 +33,7 @@ from tests.literal_calls import (
 from tests.parser_cuts import Result, deltas, read_every_way, tool
 
 every_form = pytest.mark.parametrize("form", ALL_FORMS)
+MARKED = [form for form in ALL_FORMS if "bare" not in form and form != "granite unclosed"]
 
 
 def read(text: str, name: str) -> Result:
@@ -43,6 +46,10 @@ def calls(*named: tuple[str, str], content: str = "") -> Result:
 
 def values(result: Result) -> list[tuple[str, object]]:
     return [(name, json.loads(arguments)) for name, arguments in result.calls]
+
+
+def content_of(found: Iterable[OutputDelta]) -> list[str]:
+    return [delta.text for delta in found if isinstance(delta, ContentDelta)]
 
 
 def ids(text: str, name: str) -> list[str]:
@@ -58,17 +65,11 @@ def test_one_call_and_several_are_read(form: str) -> None:
     assert (values(found), found.content) == ([("plan-trip", ARGUMENTS), ("now", {})], "")
 
 
-@pytest.mark.parametrize("form", [form for form in ALL_FORMS if "bare" not in form])
+@pytest.mark.parametrize("form", MARKED)
 def test_b081_text_around_calls_is_content(form: str) -> None:
     name, one, _ = ALL_FORMS[form]
-    found = read(f"Let me look. {one.lstrip()} So.", name)
-    if form == "llama3 commas":  # a bare call stands at the beginning or nowhere
-        assert found == calls(content=f"Let me look. {one.lstrip()} So.")
-    else:
-        assert (values(found), found.content) == (
-            [("plan-trip", ARGUMENTS)],
-            "Let me look.  So.",
-        )
+    found = read(f"Let me look. {one} So.", name)
+    assert (values(found), found.content) == ([("plan-trip", ARGUMENTS)], "Let me look.  So.")
 
 
 @pytest.mark.parametrize("form", [form for form in ALL_FORMS if "bare" in form])
@@ -279,7 +280,7 @@ def test_an_answer_is_held_back_only_while_it_may_be_a_call(
 ) -> None:
     parser = OutputParser(name, TOOLS)
     found = [parser.feed(piece) for piece in pieces]
-    assert found == [[ContentDelta(text)] if text else [] for text in expected]
+    assert ["".join(content_of(deltas)) for deltas in found] == expected
 
 
 def test_without_tools_an_answer_in_json_is_content() -> None:
