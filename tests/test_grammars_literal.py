@@ -106,6 +106,26 @@ def test_literals_of_python_are_held_to_their_schema(
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[f(x=1), g(x=True)]"),
+        ("gemma4", "<|tool_call>call:f{x:1}<tool_call|><|tool_call>call:g{x:true}<tool_call|>"),
+    ],
+)
+def test_definitions_belong_to_their_tool(name: str, text: str) -> None:
+    def with_definition(function: str, kind: str) -> dict[str, Any]:
+        schema = {
+            "properties": {"x": {"$ref": "#/$defs/x"}},
+            "required": ["x"],
+            "$defs": {"x": {"type": kind}},
+        }
+        return {"type": "function", "function": {"name": function, "parameters": schema}}
+
+    tools = [with_definition("f", "integer"), with_definition("g", "boolean")]
+    assert accepts(calls_grammar(name, tools), text)
+
+
+@pytest.mark.parametrize(
     ("schema", "literal"),
     [
         ({"type": "string"}, "3"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mlx_server.parsers.tools.python_literal import literal
-from tests.literal_calls import ALL_FORMS, TOOLS
+from tests.grammars import accepts, calls_grammar
+from tests.literal_calls import ALL_FORMS, FORMS, JSON, PYTHON, TOOLS
 from tests.parser_cuts import read
 
 pytest.importorskip("hypothesis")
@@ -60,3 +61,26 @@ def test_any_string_arrives_as_it_was_written(form: str, data: Any, value: str) 
     text = one.replace('"Åre"', literal(value))
     ((_, arguments),) = read(cut(text, data), TOOLS, name).calls
     assert json.loads(arguments)["city"] == value
+
+
+trips = st.fixed_dictionaries(
+    {
+        # other control characters have no escape but \\u, which no grammar lets through
+        "city": st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t")),
+        "days": st.integers(-(10**9), 10**9),
+    },
+    optional={"by_rail": st.booleans(), "stops": st.lists(st.text("ab]})'\"\\"), max_size=3)},
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(trips)
+def test_what_the_grammar_lets_through_is_what_is_read(form: str, trip: Any) -> None:
+    name, one, _ = FORMS[form]
+    keywords = ", ".join(f"{key}={literal(value)}" for key, value in trip.items())
+    text = one.replace(JSON, json.dumps(trip, ensure_ascii=False))
+    text = text.replace(PYTHON, f"plan_trip({keywords})")
+    assert accepts(calls_grammar(name, TOOLS), text)
+    ((_, arguments),) = read([text], TOOLS, name).calls
+    assert json.loads(arguments) == trip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Split:
     """`before` is certainly not part of a marker.
 
-    `behind` is what follows `marker`, None if there was none.
+    `behind` is what follows the marker, None if there was none.
     """
 
     before: str
@@ -18,7 +18,10 @@ class Split:
 
 
 class MarkerSplitter:
-    """Finds whichever of its markers comes first; of two at one place, the one named first."""
+    """Finds whichever of its markers comes first; of two at one place, the one named first.
+
+    It may have none.
+    """
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers

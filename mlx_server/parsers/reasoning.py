@@ -50,7 +50,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ("<|END_THINKING|>",),
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    "gemma4": ReasoningFormat(("<|channel>thought\n",), ("<channel|>",)),
+    "gemma4": ReasoningFormat(("<|channel>thought",), ("<channel|>",)),
     "solar_open": ReasoningFormat(
         ("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>")
     ),
@@ -104,8 +104,8 @@ def reasoning_format_of(asked_for: str, chat_template: str | None) -> str | None
 
 def opens_reasoning(reasoning_format: str, prompt: str) -> bool:
     """Whether the prompt's text ends inside of reasoning that has just begun."""
-    prompt = prompt.rstrip()
-    return any(prompt.endswith(tag.rstrip()) for tag in REASONING_FORMATS[reasoning_format].starts)
+    end = prompt[-MAX_LEADING_SPACE:].rstrip()
+    return any(end.endswith(tag.rstrip()) for tag in REASONING_FORMATS[reasoning_format].starts)
 
 
 class TagSegmenter:
@@ -168,10 +168,12 @@ class TagSegmenter:
 
     def _go_on(self) -> None:
         self._start = None
-        if self.is_reasoning:
+        if not self._form.at_start:
+            self._splitter = MarkerSplitter(*self._form.marks)
+        elif self.is_reasoning:
             self._splitter = MarkerSplitter(*self._form.ends)
         else:
-            self._splitter = MarkerSplitter(*(() if self._form.at_start else self._form.marks))
+            self._splitter = MarkerSplitter()
 
     def _add(self, text: str) -> None:
         if text:

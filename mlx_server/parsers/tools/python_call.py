@@ -11,7 +11,7 @@ from mlx_server.parsers.tools.python_strings import STRINGS_OF_LINES, on_one_lin
 
 FAULTS = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
 # Templates show values within lists and objects as JSON.
-JSON_WORDS: Mapping[str, object] = {"true": True, "false": False, "null": None}
+JSON_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
 class JsonWords(ast.NodeTransformer):

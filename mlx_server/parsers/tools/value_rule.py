@@ -21,7 +21,8 @@ class ValueRule(ABC):
     def __init__(self, grammar: LarkGrammar) -> None:
         self.grammar = grammar
         self._any = ""
-        self._definitions: dict[str, str] = {}
+        self._root: object = None
+        self._definitions: dict[str, str] = {}  # of the root
 
     @abstractmethod
     def string(self, schema: ValueSchema) -> str: ...
@@ -45,6 +46,8 @@ class ValueRule(ABC):
         reference = schema.reference
         if reference is None:
             return self._value(schema)
+        if schema.root is not self._root:
+            self._root, self._definitions = schema.root, {}
         if reference not in self._definitions:
             # a definition may name itself
             self.grammar.recursive(lambda name: self._define(reference, name, schema))
