@@ -120,8 +120,6 @@ def calls_of(loaded: LoadedModel, sequence: Sequence) -> Answer:
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_required_call_is_made_and_fits_its_schema(load_tiny: Load, name: str) -> None:
     loaded = load_tiny(name)
-    if loaded.tool_format == "gemma_code":
-        pytest.skip("its calls have no grammar yet")
     for seed in range(4):
         choice = ToolChoice("required", is_parallel=False)
         answer = calls_of(loaded, ask(tools=(ADD, NOW), tool_choice=choice, sampling=hot(seed)))

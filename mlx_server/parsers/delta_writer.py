@@ -24,6 +24,7 @@ class DeltaWriter:
     def __init__(self) -> None:
         self.num_tool_calls = 0
         self._index = -1  # of the latest call
+        self._native_ids: set[str] = set()
         self._gap: str | None = None  # white space behind a call, None once content followed it
         self._follows_reasoning = False  # and no content has come since
         self._reasons = False  # a block of reasoning has text
@@ -61,9 +62,9 @@ class DeltaWriter:
 
     def call(self, event: CallHead | CallArguments | CallEnd) -> None:
         match event:
-            case CallHead(name):
+            case CallHead(name, native_id):
                 self._index += 1
-                self._deltas.append(ToolCallStart(self._index, new_call_id(), name))
+                self._deltas.append(ToolCallStart(self._index, self._call_id(native_id), name))
             case CallArguments(text):
                 self._deltas.append(ToolCallArguments(self._index, text))
             case CallEnd():
@@ -74,6 +75,13 @@ class DeltaWriter:
         """The answer is over; reasoning that was cut off keeps its last white space."""
         if self._space:
             self._deltas.append(ReasoningDelta(self._space))
+
+    def _call_id(self, native_id: str | None) -> str:
+        """The model's own if it has not been used before: clients tell calls apart by their ids."""
+        if native_id is None or native_id in self._native_ids:
+            return new_call_id()
+        self._native_ids.add(native_id)
+        return native_id
 
     def take(self) -> list[OutputDelta]:
         """What has come since the last time."""

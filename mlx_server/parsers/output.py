@@ -97,6 +97,7 @@ class _MarkedOutput:
         )
         self._splitter = MarkerSplitter(*self._format.readers if self._format else ())
         self._block: BlockReader | None = None
+        self._space: str | None = ""  # before the first text of the answer, None behind that
         self._is_in_reasoning = False  # what is being read, which lags behind the segmenter
         self._writer = DeltaWriter()
 
@@ -137,12 +138,26 @@ class _MarkedOutput:
             self._report(self._block.finish())
             self._block = None
         else:
-            self._add(self._splitter.finish())
+            self._add((self._space or "") + self._splitter.finish())
+            self._space = self._space and ""
 
     def _read(self, text: str) -> None:
-        rest: str | None = text
+        rest: str | None = text if self._is_in_reasoning else self._begin(text)
         while rest:
             rest = self._read_text(rest) if self._block is None else self._read_block(rest)
+
+    def _begin(self, text: str) -> str:
+        """Look where the answer begins for calls without a marker; return what can be read on."""
+        if self._format is None or not self._format.bare_starts or self._space is None:
+            return text
+        text = self._space + text
+        begun = text.lstrip()
+        self._space = None if begun else text
+        if not begun:
+            return ""
+        if begun[0] in self._format.bare_starts:
+            self._block = self._format.bare_starts[begun[0]](self._tools)
+        return text
 
     def _read_text(self, text: str) -> str | None:
         """Read up to the next block; return the text behind its start marker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlx_server.parsers.names import AUTO, NONE
-from mlx_server.parsers.tools import gemma_code, harmony_call, json_tools, tagged_formats
+from mlx_server.parsers.tools import harmony_call, literal_formats, tagged_formats
 from mlx_server.parsers.tools.detection import DEFAULT, written_by
 from mlx_server.parsers.tools.special_marks import special_marks
 from mlx_server.parsers.tools.templates import template_knows_tools, template_variables
@@ -23,19 +23,6 @@ __all__ = [
 ]
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "json_tools": ToolFormat(
-        json_tools.tool_call_start,
-        json_tools.tool_call_end,
-        json_tools.parse_tool_call,
-        json_tools.make_reader,
-        json_tools.calls_rule,
-    ),
-    "gemma_code": ToolFormat(
-        gemma_code.tool_call_start,
-        gemma_code.tool_call_end,
-        gemma_code.parse_tool_call,
-        gemma_code.make_reader,
-    ),
     "harmony": ToolFormat(
         harmony_call.tool_call_start,
         harmony_call.tool_call_end,
@@ -43,6 +30,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         harmony_call.make_reader,
         harmony_call.calls_rule,
     ),
+    **literal_formats.FORMATS,
     **tagged_formats.FORMATS,
 }
 
@@ -62,7 +50,8 @@ def tool_format_of(asked_for: str, chat_template: str | None, model_type: str) -
 def marks_of(tool_format: str) -> tuple[str, ...]:
     """All texts that have a meaning in the format."""
     form = TOOL_FORMATS[tool_format]
-    return (*form.readers, form.tool_call_end, *special_marks(tool_format))
+    marks = (*form.readers, form.tool_call_end, *special_marks(tool_format))
+    return tuple(mark for mark in marks if mark)
 
 
 def _readable(name: str) -> str:
