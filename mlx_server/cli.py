@@ -47,6 +47,7 @@ def parse_args(
         always_include_usage=options.always_include_usage,
         log_level=options.log_level,
         cache_dir=options.cache_dir,
+        state_dir=options.state_dir,
         engine=engine_config_of(options),
     )
 
@@ -88,6 +89,9 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
         max_waiting=options.max_waiting,
         request_timeout_s=options.request_timeout_s,
         cpu_dtype=options.cpu_dtype,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+        chat_template=options.chat_template,
         trust_remote_code=options.trust_remote_code,
         media=MediaLimits(
             allow_private_urls=options.allow_private_image_urls,

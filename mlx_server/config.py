@@ -47,7 +47,9 @@ class EngineConfig:
     """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
 
     `memory_limit_bytes` bounds weights, KV state and what text and prepared images take beside
-    them, not images before that. Without a `prefix_cache_dir` no KV state is written to disk.
+    them, not images before that. Without a `prefix_cache_dir` no KV state is written to disk. The
+    parsers are formats by name, `auto` for what the checkpoint's template tells, `none` for none; a
+    `chat_template` is used instead of the checkpoint's.
     """
 
     prefill_step_size: int | None = None
@@ -64,6 +66,9 @@ class EngineConfig:
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
     cpu_dtype: str = "float32"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    chat_template: str | None = None
     trust_remote_code: bool = False
     media: MediaLimits = MediaLimits()
 
@@ -71,7 +76,7 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """`models` are paths, repo ids or aliases; the first one is loaded at start and serves requests
-    that name none.
+    that name none. Without a `state_dir` responses are kept in memory only.
     """
 
     models: tuple[str, ...] = ("gemma",)
@@ -88,4 +93,5 @@ class ServerConfig:
     always_include_usage: bool = False
     log_level: str = "info"
     cache_dir: Path = Path.home() / ".cache" / "mlx_server"
+    state_dir: Path | None = None
     engine: EngineConfig = EngineConfig()

@@ -7,6 +7,7 @@ ServerError
 │   └── UnsupportedParameter       a known field that this model or server does not honour
 ├── ModelNotFound                  no such name in the catalog
 ├── RequestNotFound                no such request under way
+├── ResponseNotFound               no such response is stored or being written
 ├── RequestCancelled               somebody else has ended the request
 ├── EngineOverloaded               the queue is full
 ├── ModelUnavailable               the server could not serve a model it knows
@@ -110,6 +111,16 @@ class RequestNotFound(ServerError):
     def __init__(self) -> None:
         super().__init__(
             "No request of that id is under way; GET /v1/requests lists those that are."
+        )
+
+
+class ResponseNotFound(ServerError):
+    type = "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server has no response of that id; it was not stored or is not kept any more.",
+            param="response_id",
         )
 
 

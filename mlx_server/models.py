@@ -8,8 +8,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Field
+
+from mlx_server.output_wire import (
+    ChatToolChoice,
+    OutputFormat,
+    StructuredOutputs,
+    mode_as_object,
+)
+from mlx_server.wire_base import (
+    Flag,
+    Penalty,
+    Probability,
+    Real,
+    TokenLimit,
+    Whole,
+    WireModel,
+    wire_error,
+)
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 128
@@ -23,16 +39,6 @@ MAX_STOP_STRINGS = 16
 MAX_TOKEN_BIASES = 100_000
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
-
-
-def wire_error(message: str) -> PydanticCustomError:
-    """A validation error whose message is ours word for word, and fit to be shown."""
-    return PydanticCustomError("wire_error", message)
-
-
-def _whole_number(value: object) -> object:
-    # Several client libraries write every number as a float.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _text_as_part(value: object) -> object:
@@ -112,20 +118,6 @@ def _prompts(value: object) -> object:
     ):
         raise wire_error("must be a list of strings or of lists of token ids, none of them empty")
     return tuple(prompt if isinstance(prompt, str) else _token_ids(prompt) for prompt in value)
-
-
-Flag = Annotated[bool, Field(strict=True)]
-Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole_number)]
-Penalty = Annotated[Real, Field(ge=-2, le=2)]
-Probability = Annotated[Real, Field(ge=0, le=1)]
-TokenLimit = Annotated[Whole, Field(ge=1)]
-
-
-class WireModel(BaseModel):
-    """A JSON object of a request; fields it does not know are dropped."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class ImageUrl(WireModel):
@@ -215,21 +207,38 @@ class GenerationFields(WireModel):
     stream_options: StreamOptions = StreamOptions()
 
 
-class ChatCompletionRequest(GenerationFields):
+class Thinking(WireModel):
+    """How some servers spell `enable_thinking`."""
+
+    type: Literal["enabled", "disabled"]
+    budget_tokens: int | None = None
+
+
+class FormattedFields(GenerationFields):
+    response_format: OutputFormat = OutputFormat(type="text")
+    structured_outputs: StructuredOutputs | None = None
+
+
+class ChatCompletionRequest(FormattedFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
-    tool_choice: Literal["none", "auto"] = "auto"
+    tool_choice: Annotated[ChatToolChoice, BeforeValidator(mode_as_object)] = ChatToolChoice(
+        type="auto"
+    )
+    parallel_tool_calls: Flag = True
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] = {}
     enable_thinking: Flag | None = None
+    thinking_budget: Annotated[Whole, Field(ge=0)] | None = None
+    thinking: Thinking | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(FormattedFields):
     """`max_tokens` may be 0 only where the prompt is echoed."""
 
     max_tokens: Annotated[Whole, Field(ge=0)] | None = None
@@ -257,11 +266,16 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class TopLogprobObject(TypedDict):
@@ -295,6 +309,7 @@ class AssistantMessage(TypedDict):
     content: str | None
     refusal: None
     reasoning_content: NotRequired[str]
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallObject]]
 
 

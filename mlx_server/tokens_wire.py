@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pydantic import BeforeValidator
 
-from mlx_server.models import Flag, WireModel, wire_error
+from mlx_server.wire_base import Flag, WireModel, wire_error
 
 
 def _sent_ids(value: object) -> object:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from mlx_server.api import parameters, tokens
+from mlx_server.api import parameters, responses, tokens
 from mlx_server.models import ChatCompletionRequest, CompletionRequest
+from mlx_server.responses_wire import ResponsesRequest
 from mlx_server.tokens_wire import DetokenizeRequest, TemplateFields, TokenizeRequest
 
 FILE = Path(__file__).parent.parent / "docs" / "api.md"
@@ -36,8 +37,14 @@ class Endpoint:
 
 
 ENDPOINTS = (
-    Endpoint("POST /v1/chat/completions", ChatCompletionRequest, parameters.CHAT_NEUTRAL_VALUES),
+    Endpoint("POST /v1/chat/completions", ChatCompletionRequest, parameters.NEUTRAL_VALUES),
     Endpoint("POST /v1/completions", CompletionRequest, parameters.NEUTRAL_VALUES),
+    Endpoint("POST /v1/responses", ResponsesRequest, responses.NEUTRAL_VALUES),
+    Endpoint(
+        "POST /v1/responses/input_tokens",
+        ResponsesRequest,
+        note="Takes the fields of `POST /v1/responses` and counts the tokens of its prompt.",
+    ),
     Endpoint(
         "POST /v1/chat/completions/input_tokens",
         ChatCompletionRequest,
@@ -59,16 +66,20 @@ ENDPOINTS = (
     Endpoint("POST /v1/detokenize", DetokenizeRequest),
 )
 
-# What validators take that the types behind them do not show.
+# What validators take that the types behind them do not show, by the names of the validators.
 FORMS: Mapping[str, str] = {
-    "ChatCompletionRequest.stop": "text, or list of at most 16 texts",
-    "CompletionRequest.stop": "text, or list of at most 16 texts",
-    "CompletionRequest.prompt": "text, token ids, or list of at most 128 of either",
-    "ChatCompletionRequest.logit_bias": "object of token ids and numbers from -100 to 100",
-    "CompletionRequest.logit_bias": "object of token ids and numbers from -100 to 100",
-    "Message.content": "text, or list of `Part`, at most 10000",
-    "Part.image_url": "URL, or `ImageUrl`",
-    "CalledFunction.arguments": "text that holds a JSON object, or the object",
+    "_call_arguments": "text that holds a JSON object, or the object",
+    "_labels": "object of at most 16 texts",
+    "_mode_as_choice": "`none`, `auto`, `required`, or {}",
+    "_prompts": "text, token ids, or list of at most 128 of either",
+    "_sent_ids": "token ids",
+    "_stop_strings": "text, or list of at most 16 texts",
+    "_text_as_items": "text, or {}",
+    "_text_as_part": "text, or {}",
+    "_text_as_parts": "text, or {}",
+    "_token_biases": "object of token ids and numbers from -100 to 100",
+    "_url_as_object": "URL, or {}",
+    "mode_as_object": "`none`, `auto`, `required`, or {}",
 }
 HONOURED, INERT, REFUSED = "honoured", "accepted, changes nothing", "refused"
 # Fields inside of others that are not simply honoured.
@@ -122,10 +133,13 @@ def rows(
 ) -> Iterator[tuple[str, str, str, str]]:
     schema = model.model_json_schema()
     required = schema.get("required", ())
+    infos = {info.alias or name: info for name, info in model.model_fields.items()}
     for name, shape in schema["properties"].items():
-        place = f"{model.__name__}.{name}"
-        taken = FORMS.get(place) or words(shape) + bounds(model.model_fields[name])
-        does = NESTED.get(place) or (only(neutral[name]) if name in neutral else HONOURED)
+        info = infos[name]
+        taken = form(info).format(words(shape) + bounds(info))
+        does = NESTED.get(f"{model.__name__}.{name}") or (
+            only(neutral[name]) if name in neutral else HONOURED
+        )
         yield name, taken, "required" if name in required else default(shape), does
     own = schema["properties"].keys()
     for name in neutral.keys() - own:
@@ -170,9 +184,17 @@ def words(shape: Schema) -> str:
     return "anything"
 
 
+def form(info: FieldInfo) -> str:
+    """What a validator lets pass beside the type, which stands for the braces."""
+    for item in metadata_of(info):
+        if isinstance(item, BeforeValidator) and item.func.__name__ in FORMS:
+            return FORMS[item.func.__name__]
+    return "{}"
+
+
 def bounds(info: FieldInfo) -> str:
     """Of numbers; not from the schema, which has none where a validator comes before them."""
-    limits = list(limits_of(info))
+    limits = list(metadata_of(info))
     return "".join(
         f" {word} {getattr(limit, name):g}"
         for name, word in LIMITS.items()
@@ -181,7 +203,7 @@ def bounds(info: FieldInfo) -> str:
     )
 
 
-def limits_of(info: FieldInfo) -> Iterator[object]:
+def metadata_of(info: FieldInfo) -> Iterator[Any]:
     yield from info.metadata
     for choice in getattr(info.annotation, "__args__", ()):
         for item in getattr(choice, "__metadata__", ()):

@@ -74,6 +74,7 @@ class Call:
         method: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        path, _, query = path.partition("?")
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         self._hung_up = asyncio.Event()
         self._sent = asyncio.Queue[dict[str, Any]]()
@@ -89,7 +90,7 @@ class Call:
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 1234),

@@ -8,12 +8,15 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-DOCUMENT = Path(__file__).parent / "openapi" / "answers.json"
+FOLDER = Path(__file__).parent / "openapi"
 
 
 def check(name: str, value: Any) -> None:
     """Raise ValidationError when `value` is not what the schema of that name describes."""
-    schema = _with_nulls(json.loads(DOCUMENT.read_text()))
+    schemas: dict[str, Any] = {}
+    for path in FOLDER.glob("*.json"):
+        schemas |= json.loads(path.read_text())["components"]["schemas"]
+    schema = _with_nulls({"components": {"schemas": schemas}})
     schema["$ref"] = f"#/components/schemas/{name}"
     Draft202012Validator(schema).validate(value)
 

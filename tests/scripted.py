@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlx_server.checkpoint import CheckpointFacts
 from mlx_server.config import EngineConfig
+from mlx_server.engine.grammar import GrammarVocabulary
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import assemble
 from mlx_server.engine.processors import Processor
@@ -237,7 +238,8 @@ class ScriptedLoader:
         if script.load_error is not None:
             raise script.load_error
         facts = CheckpointFacts.read(path)
-        read = Processor(script.tokenizer, TokenText(script.tokenizer))
+        tokenizer = script.tokenizer
+        read = Processor(tokenizer, TokenText(tokenizer), GrammarVocabulary(tokenizer))
         return assemble(model_id, ScriptedModel(script), read, facts, config)
 
 

@@ -85,12 +85,6 @@ def test_b037_fields_that_ask_for_nothing_special_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema"}),
-        ("response_format", {"type": "yaml"}),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
-        ("parallel_tool_calls", False),
         ("audio", {"voice": "x", "format": "wav"}),
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": "x"}),
@@ -237,6 +231,20 @@ def test_b043_logprobs_are_asked_for(fields: dict[str, Any], top_logprobs: int |
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "enable_thinking": True},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+        (
+            {"reasoning_effort": "minimal", "enable_thinking": False},
+            {"reasoning_effort": "minimal", "enable_thinking": False},
+        ),
+        ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": False},
+        ),
         ({"chat_template_kwargs": {"documents": []}}, {"documents": []}),
     ],
 )

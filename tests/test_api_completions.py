@@ -197,7 +197,6 @@ def test_shared_parameters_reach_the_engine() -> None:
         ({"logprobs": "x"}, "logprobs", None),
         ({"max_tokens": 0}, "max_tokens", None),
         ({"prompt": ["a"] * 100, "n": 2}, "n", None),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from mlx_server.api import parameters
-from mlx_server.models import Penalty, Whole
+from mlx_server.wire_base import Penalty, Whole
 from scripts import api_docs
 from tests.asgi_client import call, make_app
 from tests.fake_engine import answering

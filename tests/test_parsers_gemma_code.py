@@ -56,6 +56,7 @@ def test_several_blocks_are_calls_in_order() -> None:
         ("1e3", 1000.0),
         ("True", True),
         ("None", None),
+        ("[true, {'a': null}]", [True, {"a": None}]),
         ("'it''s'", "its"),
         ('"é \\n \\u00e9"', "é \n é"),
         ('"""two\nlines"""', "two\nlines"),

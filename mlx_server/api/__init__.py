@@ -13,6 +13,9 @@ from mlx_server.api.health import health_router
 from mlx_server.api.model_list import model_list_router
 from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.request_list import request_list_router
+from mlx_server.api.responses import responses_router
+from mlx_server.api.responses_store import ResponseStore
+from mlx_server.api.responses_stored import stored_responses_router
 from mlx_server.api.tokens import tokens_router
 from mlx_server.config import ServerConfig
 
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
 def api_router(config: ServerConfig, engine: Engine) -> APIRouter:
     """All endpoints, under /v1 and, for clients whose base URL lacks it, without."""
     open_requests = OpenRequests(engine)
+    responses = ResponseStore(config.state_dir)
     endpoints = APIRouter()
     endpoints.include_router(chat_router(config, open_requests))
     endpoints.include_router(completions_router(config, open_requests))
-    endpoints.include_router(tokens_router(open_requests))
+    endpoints.include_router(responses_router(config, open_requests, responses))
+    endpoints.include_router(stored_responses_router(open_requests, responses))
+    endpoints.include_router(tokens_router(open_requests, responses))
     endpoints.include_router(request_list_router(open_requests))
     endpoints.include_router(model_list_router(engine))
     endpoints.include_router(health_router(engine))

@@ -9,9 +9,11 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.chat_answer import ChatAnswer, ChatFrames
 from mlx_server.api.chat_prompt import chat_prompt
+from mlx_server.api.chat_tools import tool_choice
 from mlx_server.api.open_requests import OpenRequests
+from mlx_server.api.output_format import response_format
 from mlx_server.api.parameters import (
-    CHAT_NEUTRAL_VALUES,
+    NEUTRAL_VALUES,
     check_fields,
     sampling_params,
     stream_usage,
@@ -50,7 +52,7 @@ def parse_chat(body: JsonObject) -> tuple[ChatCompletionRequest, GenerationReque
             "`messages` is missing. It is a list of messages; a field `message` is not read.",
             param="messages",
         )
-    check_fields(body, ChatCompletionRequest.model_fields, CHAT_NEUTRAL_VALUES)
+    check_fields(body, ChatCompletionRequest.model_fields, NEUTRAL_VALUES)
     wire = validate(ChatCompletionRequest, body)
     asked = GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
@@ -61,8 +63,17 @@ def parse_chat(body: JsonObject) -> tuple[ChatCompletionRequest, GenerationReque
         stop=tuple(wire.stop),
         n=wire.n,
         top_logprobs=num_top_logprobs(wire),
+        response_format=response_format(wire),
+        tool_choice=tool_choice(wire),
+        thinking_budget=thinking_budget(wire),
     )
     return wire, asked
+
+
+def thinking_budget(wire: ChatCompletionRequest) -> int | None:
+    if wire.thinking_budget is None and wire.thinking is not None:
+        return wire.thinking.budget_tokens
+    return wire.thinking_budget
 
 
 def num_top_logprobs(wire: ChatCompletionRequest) -> int | None:

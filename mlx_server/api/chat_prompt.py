@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlx_server.api.body import decode_json
+from mlx_server.api.chat_tools import shown_tools
 from mlx_server.api.parameters import unsupported
 from mlx_server.engine.sequence import (
     ChatMessage,
@@ -17,7 +18,7 @@ from mlx_server.engine.sequence import (
     ToolCall,
 )
 from mlx_server.errors import InvalidRequest
-from mlx_server.models import ChatCompletionRequest, HistoryCall, Message, Part, Tool
+from mlx_server.models import ChatCompletionRequest, HistoryCall, Message, Part
 
 ROLES: Mapping[str, Role] = {
     "developer": "system",
@@ -35,9 +36,7 @@ def chat_prompt(wire: ChatCompletionRequest) -> ChatPrompt:
     messages = tuple(
         chat_message(message, f"messages.{i}") for i, message in enumerate(wire.messages)
     )
-    tools = tuple(tool_object(tool, f"tools.{i}") for i, tool in enumerate(wire.tools))
-    # Without a choice the model is not shown the tools: it would only be invited to call them.
-    return ChatPrompt(messages, () if wire.tool_choice == "none" else tools, template_kwargs(wire))
+    return ChatPrompt(messages, shown_tools(wire), template_kwargs(wire))
 
 
 def template_kwargs(wire: ChatCompletionRequest) -> Mapping[str, Any]:
@@ -46,6 +45,8 @@ def template_kwargs(wire: ChatCompletionRequest) -> Mapping[str, Any]:
         kwargs["reasoning_effort"] = wire.reasoning_effort
         if wire.reasoning_effort == "none":
             kwargs["enable_thinking"] = False
+    if wire.thinking is not None:
+        kwargs["enable_thinking"] = wire.thinking.type == "enabled"
     if wire.enable_thinking is not None:
         kwargs["enable_thinking"] = wire.enable_thinking
     return kwargs
@@ -123,23 +124,3 @@ def call_arguments(sent: str | dict[str, Any] | None) -> Mapping[str, Any]:
     if decoded is None or isinstance(decoded, str | dict):
         return call_arguments(decoded)
     return {"arguments": decoded}
-
-
-def tool_object(tool: Tool, param: str) -> Mapping[str, Any]:
-    function = {name: value for name, value in tool.function.items() if value is not None}
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise InvalidRequest(
-            f"`{param}.function.name` must be a string.", param=f"{param}.function.name"
-        )
-    if not isinstance(function.get("description", ""), str):
-        raise InvalidRequest(
-            f"`{param}.function.description` must be a string.",
-            param=f"{param}.function.description",
-        )
-    if not isinstance(function.get("parameters", {}), dict):
-        raise InvalidRequest(
-            f"`{param}.function.parameters` must be an object.",
-            param=f"{param}.function.parameters",
-        )
-    return {"type": "function", "function": function}

@@ -14,7 +14,7 @@ from mlx_server.api.completion_logprobs import (
 )
 from mlx_server.api.logprobs import finite_logprob, groups
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink, finish_reason_on_wire
-from mlx_server.api.sse import FrameSink, StreamUsage, pieces
+from mlx_server.api.sse import ChunkSink, StreamUsage, pieces
 from mlx_server.api.wire_json import to_json
 from mlx_server.engine.sequence import (
     Delta,
@@ -118,7 +118,7 @@ class CompletionAnswer(EventSink):
         return self._of_prompts[id(prompt)]
 
 
-class CompletionFrames(FrameSink):
+class CompletionFrames(ChunkSink):
     """Writes chunks as the text comes; an echoed prompt comes first."""
 
     object = "text_completion"

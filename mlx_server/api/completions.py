@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.completion_answer import CompletionAnswer, CompletionFrames
 from mlx_server.api.open_requests import OpenRequests
+from mlx_server.api.output_format import response_format
 from mlx_server.api.parameters import (
     NEUTRAL_VALUES,
     check_fields,
@@ -56,6 +57,7 @@ def parse_completion(
     check_fields(body, CompletionRequest.model_fields, NEUTRAL_VALUES)
     wire = validate(CompletionRequest, body)
     check_combinations(wire)
+    wanted = response_format(wire)
     requests = [
         GenerationRequest(
             request_id=f"{answer_id}-{i}",
@@ -67,6 +69,7 @@ def parse_completion(
             n=num_candidates(wire),
             top_logprobs=num_top_logprobs(wire),
             echo=wire.echo,
+            response_format=wanted,
             prompt_logprobs=wire.echo and wire.logprobs is not None,
         )
         for i, prompt in enumerate(wire.prompt)

@@ -23,6 +23,7 @@ STATUS: Mapping[type[errors.ServerError], int] = {
     errors.InvalidRequest: 400,
     errors.ModelNotFound: 404,
     errors.RequestNotFound: 404,
+    errors.ResponseNotFound: 404,
     errors.RequestCancelled: 409,
     errors.EngineOverloaded: 429,
     errors.ModelUnavailable: 503,

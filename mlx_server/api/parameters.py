@@ -36,18 +36,12 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "prediction": (),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
-}
-CHAT_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
-    **NEUTRAL_VALUES,
-    "tool_choice": ("none", "auto"),
 }
 
 

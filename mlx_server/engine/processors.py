@@ -12,6 +12,7 @@ from typing import Any
 
 from mlx_vlm.utils import load_image_processor, load_processor
 
+from mlx_server.engine.grammar import GrammarVocabulary
 from mlx_server.engine.token_text import TokenText
 
 MAX_KEPT = 4
@@ -24,6 +25,7 @@ class Processor:
 
     processor: Any
     token_text: TokenText
+    vocabulary: GrammarVocabulary
 
 
 class Processors:
@@ -60,4 +62,5 @@ def _read(path: Path, model: Any, *, trust_remote_code: bool) -> Processor:
     image_processor = load_image_processor(path, trust_remote_code=trust_remote_code)
     if image_processor is not None:
         processor.image_processor = image_processor
-    return Processor(processor, TokenText(getattr(processor, "tokenizer", processor)))
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return Processor(processor, TokenText(tokenizer), GrammarVocabulary(tokenizer))

@@ -10,9 +10,12 @@ from typing import Any
 import jinja2
 
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart, TextPart
+from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart, TextPart, ToolCall
+from mlx_server.engine.template_habits import TEMPLATE_FAILURES, wants_arguments_as_text
 from mlx_server.errors import InvalidRequest
-from mlx_server.parsers.tools import template_knows_tools
+from mlx_server.parsers.reasoning import HARMONY
+from mlx_server.parsers.tools import DEFAULT, template_knows_tools, template_variables
+from mlx_server.parsers.tools.call import to_json
 from mlx_server.parsers.tools.prompting import describe_in_prompt
 
 # Arguments of apply_chat_template that are ours to give; anything else reaches the template.
@@ -37,16 +40,9 @@ RESERVED_KWARGS = frozenset(
     }
 )
 MAX_TEMPLATE_MESSAGE = 200
-# What the code of a template can raise beside jinja2's own errors.
-TEMPLATE_FAILURES = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 STRING_TEST = re.compile(r"is (not )?string")
+# The efforts that harmony knows, by those that it does not.
+HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
@@ -62,7 +58,7 @@ def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
             param="chat_template_kwargs",
         )
     if not template_knows_tools(loaded.chat_template):
-        prompt = describe_in_prompt(prompt, loaded.tool_format)
+        prompt = describe_in_prompt(prompt, loaded.tool_format or DEFAULT)
     try:
         return _apply(loaded, prompt)
     except jinja2.TemplateError as error:
@@ -99,9 +95,21 @@ def _apply(loaded: LoadedModel, prompt: ChatPrompt) -> str:
         chat_template=loaded.chat_template,
         add_generation_prompt=prompt.add_generation_prompt,
         tokenize=False,
-        **prompt.template_kwargs,
+        **_template_kwargs(prompt.template_kwargs, loaded),
     )
     return text
+
+
+def _template_kwargs(given: Mapping[str, Any], loaded: LoadedModel) -> Mapping[str, Any]:
+    """The switches in the words of the template."""
+    kwargs = dict(given)
+    is_on = kwargs.get("enable_thinking")
+    if is_on is not None and "thinking" in template_variables(loaded.chat_template):
+        kwargs.setdefault("thinking", is_on)
+    effort = kwargs.get("reasoning_effort")
+    if loaded.reasoning_format == HARMONY and isinstance(effort, str):
+        kwargs["reasoning_effort"] = HARMONY_EFFORTS.get(effort, effort)
+    return kwargs
 
 
 def _template_message(message: ChatMessage, loaded: LoadedModel) -> dict[str, Any]:
@@ -110,18 +118,21 @@ def _template_message(message: ChatMessage, loaded: LoadedModel) -> dict[str, An
         rendered["name"] = message.name
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
+    # the templates of harmony refuse a call that has both reasoning and content
+    is_refused = loaded.reasoning_format == HARMONY and message.tool_calls and message.content
+    if message.reasoning_content is not None and not is_refused:
         rendered["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": dict(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
+        rendered["tool_calls"] = [_template_call(call, loaded) for call in message.tool_calls]
     return rendered
+
+
+def _template_call(call: ToolCall, loaded: LoadedModel) -> dict[str, Any]:
+    arguments: str | dict[str, Any] = dict(call.arguments)
+    if wants_arguments_as_text(loaded.chat_template or ""):
+        arguments = to_json(arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _content(message: ChatMessage, loaded: LoadedModel) -> str | list[Mapping[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -11,6 +10,7 @@ import mlx.core as mx
 from mlx_server.engine.admission import Admission
 from mlx_server.engine.batch import RowBatch, RowStart
 from mlx_server.engine.completion import Completion
+from mlx_server.engine.constraints import Constraints
 from mlx_server.engine.device import is_cpu
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
@@ -18,10 +18,11 @@ from mlx_server.engine.memory import KVMemory
 from mlx_server.engine.prefill import Prefill, with_scores
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.rows import Ended, Row, SharedStart
+from mlx_server.engine.rows import Ended, PrefillResult, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import (
+    ChatPrompt,
     Delta,
     FinishReason,
     Progress,
@@ -29,6 +30,8 @@ from mlx_server.engine.sequence import (
     Started,
 )
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
+from mlx_server.parsers.reasoning import make_segmenter
+from mlx_server.parsers.segments import Segmenter
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
 MIN_SHARED = 32
@@ -37,14 +40,6 @@ MIN_SHARED = 32
 MIN_NEW_SHARE = 1 / 8
 NO_NUMBERS = "The model's output is no numbers. Change the prompt."
 Answer = tuple[Sequence, Delta | ServerError]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillResult:
-    """`num_tokens` of the prompt ran; `Started` means that the sequence decodes from now on."""
-
-    event: Progress | Started
-    num_tokens: int
 
 
 class Runner:
@@ -62,6 +57,7 @@ class Runner:
         self.prefix_cache = prefix_cache
         self.memory = memory
         self._admission = Admission(loaded, memory)
+        self._constraints = Constraints(loaded)
         self._max_cache_bytes = prefix_cache.max_bytes
         self._prefill_step_size = prefill_step_size
         self._forget_all()
@@ -90,6 +86,7 @@ class Runner:
         if request.prompt_logprobs:
             prompt = with_scores(self.loaded, prompt, request.top_logprobs or 0)
         self._admission.refuse_hopeless(request, prompt)
+        self._constraints.prepare(request, prompt)
         sequence.prompt = prompt
         sequence.picture_bytes = self._admission.hold(prompt)
         self._bound_prefix_cache()
@@ -329,8 +326,16 @@ class Runner:
             num_cached_tokens=shared.num_cached_tokens,
             tool_format=self.loaded.tool_format,
             prompt_text=prompt.text if sequence.request.echo else None,
+            reasoning_format=self.loaded.reasoning_format,
+            is_reasoning=self.loaded.opens_reasoning(prompt.text),
             prompt_logprobs=shared.prompt_logprobs,
         )
+
+    def _segmenter(self, sequence: Sequence, prompt: PreparedPrompt) -> Segmenter | None:
+        name = self.loaded.reasoning_format
+        if name is None or not isinstance(sequence.request.prompt, ChatPrompt):
+            return None
+        return make_segmenter(name, is_reasoning=self.loaded.opens_reasoning(prompt.text))
 
     def _expect_one_less(self, prompt: PreparedPrompt) -> None:
         """One of the sequences that share a start has joined or will not come."""
@@ -348,6 +353,7 @@ class Runner:
             prompt_ids=prompt.token_ids,
             vocab_size=self.loaded.vocab_size,
             top_logprobs=sequence.request.top_logprobs,
+            constraints=self._constraints.processors(sequence.request, prompt),
         )
 
     def _make_row(self, sequence: Sequence, prompt: PreparedPrompt) -> Row:
@@ -360,6 +366,8 @@ class Runner:
             index=sequence.index,
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
+            segmenter=self._segmenter(sequence, prompt),
+            marks=self.loaded.marks_of(request.prompt),
         )
         return Row(sequence, prompt, completion, self._admission.first_share(sequence))
 

@@ -6,6 +6,7 @@ seed gives the same text whatever shares the batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -60,6 +61,7 @@ def make_row(
     prompt_ids: list[int],
     vocab_size: int,
     top_logprobs: int | None,
+    constraints: Iterable[LogitsProcessor] = (),
 ) -> SamplerRow:
     """The row of one sequence; `vocab_size` is the width of the model's logits."""
     repetition = _first(params.repetition_penalty, defaults.repetition_penalty)
@@ -75,7 +77,7 @@ def make_row(
         min_p=_first(params.min_p, defaults.min_p),
         seed=seed & UINT64,
         top_logprobs=top_logprobs,
-        processors=tuple(processors),
+        processors=(*processors, *constraints),
     )
 
 

@@ -61,11 +61,12 @@ class RowSampler:
 
     def __call__(self, logits: mx.array) -> mx.array:
         logits = logits.astype(mx.float32)
-        tokens = sample(self._process(logits), self.rows)
+        scores = self._process(logits)
+        tokens = sample(scores, self.rows)
         pending = PendingLogprobs.capture(
             logits, tokens, tuple(row.top_logprobs for row in self.rows)
         )
-        self._newest = Drawn(tokens, mx.any(mx.isnan(logits), axis=-1), pending)
+        self._newest = Drawn(tokens, mx.any(mx.isnan(scores), axis=-1), pending)
         # with the tokens, or reading what goes with them would wait for the step after
         mx.async_eval(tokens, self._newest.is_broken, *(pending.arrays if pending else ()))
         for row in self.rows:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 ANY_TEXT = r"/(.|\n)*/"
+# What means something in a regular expression between slashes.
+SPECIAL = re.compile(r"[/\\^$.|?*+()\[\]{}#&~-]")
 
 
 class LarkGrammar:
@@ -40,6 +42,13 @@ class LarkGrammar:
         text = self._add("T", f": ({pattern}) {json.dumps(before)}")
         return f"{text} {self.literal(marker[len(before) :])}"
 
+    def text_without(self, marker: str) -> str:
+        """Text that does not hold the marker."""
+        if self._any_added and self._any_added.match(marker):
+            return self.rule(ANY_TEXT)
+        with_marker = rf"/(.|\n)*{SPECIAL.sub(lambda m: chr(92) + m[0], marker)}(.|\n)*/"
+        return self._add("T", f": {ANY_TEXT} & ~{with_marker}")
+
     def rule(self, body: str, attributes: str = "") -> str:
         """A name for the expression, for use in others."""
         return self._add("r", f"{attributes}: {body}")
@@ -65,6 +74,20 @@ class LarkGrammar:
 
     def _piece(self, text: str) -> str:
         return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
+
+
+class OpenedGrammar(LarkGrammar):
+    """Adds to another grammar; what begins with `marker` stands for its text behind that."""
+
+    def __init__(self, grammar: LarkGrammar, marker: str) -> None:
+        super().__init__(grammar._added)
+        self._rules = grammar._rules
+        self._marker = marker
+        self.has_opened = False
+
+    def literal(self, text: str) -> str:
+        self.has_opened |= text.startswith(self._marker)
+        return super().literal(text.removeprefix(self._marker))
 
 
 def _any_of(texts: Mapping[str, int]) -> re.Pattern[str] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Split:
     """`before` is certainly not part of a marker.
 
-    `behind` is what follows `marker`, None if there was none.
+    `behind` is what follows the marker, None if there was none.
     """
 
     before: str
@@ -18,7 +18,10 @@ class Split:
 
 
 class MarkerSplitter:
-    """Finds whichever of the markers comes first; of two at one place, the one named first."""
+    """Finds whichever of its markers comes first; of two at one place, the one named first.
+
+    It may have none.
+    """
 
     def __init__(self, *markers: str) -> None:
         self._markers = markers
@@ -31,7 +34,7 @@ class MarkerSplitter:
         if found:
             at, marker = min(found, key=lambda place: place[0])
             return Split(text[:at], text[at + len(marker) :], marker)
-        size = max(length_of_possible_start(text, marker) for marker in self._markers)
+        size = max((length_of_possible_start(text, marker) for marker in self._markers), default=0)
         if size:
             self._held = text[-size:]
             return Split(text[:-size])

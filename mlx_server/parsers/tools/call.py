@@ -25,7 +25,10 @@ class ParsedCall:
 
 @dataclass(frozen=True, slots=True)
 class CallHead:
+    """`id` is the one that the model gave the call itself, in formats that have such."""
+
     name: str
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

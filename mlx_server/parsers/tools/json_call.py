@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum, auto
 
 from mlx_server.parsers.json_scanner import WHITE_SPACE, JsonScanner, end_of_run
-from mlx_server.parsers.tools.call import CallArguments, CallEnd, CallEvent, CallHead
+from mlx_server.parsers.tools.call import (
+    CallArguments,
+    CallEnd,
+    CallEvent,
+    CallHead,
+    to_json,
+)
 
 NAME = "name"
 ARGUMENTS = "arguments"
-KNOWN_AS = {"name": NAME, "arguments": ARGUMENTS, "parameters": ARGUMENTS}
+KNOWN_AS: Mapping[str, str] = {"name": NAME, "arguments": ARGUMENTS, "parameters": ARGUMENTS}
+REMARKS = frozenset({"id", "type"})
 BEGINNINGS = {NAME: '"', ARGUMENTS: '{"n'}  # of a string; of an object, a string, null
 
 
@@ -29,10 +36,15 @@ class JsonCall:
     """Fed from behind the opening brace of the call to its closing one.
 
     The last brace of the arguments stays here until `complete`: only whoever reads what follows
-    knows that the call is one.
+    knows that the call is one. With `names`, an object that names another tool, or that has members
+    unknown to calls, breaks as soon as that shows.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, known_as: Mapping[str, str] = KNOWN_AS, names: Set[str] | None = None
+    ) -> None:
+        self._known_as = known_as
+        self._names = names
         self.is_closed = False
         self.is_broken = False
         self._state = _State.FIRST_KEY
@@ -109,6 +121,8 @@ class JsonCall:
             self._end_value()
         elif self._streams:
             self._send()
+        elif self._state is _State.IN_VALUE and self._key == NAME and not self._may_be_name():
+            self.is_broken = True
         return scanned.end
 
     def _send(self) -> None:
@@ -127,16 +141,26 @@ class JsonCall:
             self._end_key()
         elif self._key == NAME:
             self._name = encodable(json.loads(self._value))
-            self.is_broken = not self._name
+            self.is_broken = not self._name or not self._is_declared(self._name)
         elif self._key == ARGUMENTS:
             self._end_arguments()
 
     def _end_key(self) -> None:
         self._state = _State.COLON
-        self._key = KNOWN_AS.get(json.loads(self._value), "")
-        self.is_broken = self._key in self._seen
+        key = json.loads(self._value)
+        self._key = self._known_as.get(key, "")
+        is_odd = self._names is not None and not self._key and key not in REMARKS
+        self.is_broken = is_odd or self._key in self._seen
         if self._key:
             self._seen.add(self._key)
+
+    def _is_declared(self, name: str) -> bool:
+        return self._names is None or name in self._names
+
+    def _may_be_name(self) -> bool:
+        """Whether the string that is being read may become the name of a tool."""
+        begun = self._value[1:]
+        return self._names is None or any(to_json(n)[1:].startswith(begun) for n in self._names)
 
     def _end_arguments(self) -> None:
         if self._streams:

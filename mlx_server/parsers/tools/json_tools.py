@@ -10,7 +10,7 @@ from mlx_server.parsers.tools.call import (
     read_block,
     to_json,
 )
-from mlx_server.parsers.tools.json_block import JsonBlockReader
+from mlx_server.parsers.tools.json_block import JsonBlockReader, JsonForm
 
 tool_call_start = "<tool_call>"
 tool_call_end = "</tool_call>"
@@ -22,7 +22,7 @@ def parse_tool_call(text: str, tools: Tools) -> list[ParsedCall]:
 
 
 def make_reader(_tools: Tools) -> JsonBlockReader:
-    return JsonBlockReader(tool_call_start, tool_call_end)
+    return JsonBlockReader(JsonForm(tool_call_start, tool_call_end))
 
 
 def calls_rule(grammar: LarkGrammar, tools: Tools, is_parallel: bool) -> str:

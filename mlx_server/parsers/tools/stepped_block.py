@@ -62,6 +62,11 @@ class SteppedBlock:
         self._raw.clear()
         self._has_calls = True
 
+    def complete_list(self) -> None:
+        """The bracket behind calls was taken, which is no part of what may be broken."""
+        if self._has_calls:
+            self._raw.clear()
+
     def end(self) -> bool:
         """The end mark of the block was taken."""
         if not self._has_calls:

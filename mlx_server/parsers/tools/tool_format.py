@@ -19,8 +19,10 @@ class ToolFormat:
     """How calls stand in a model's text.
 
     `make_reader` reads a block of them as it comes; `other_starts` are markers that begin one too,
-    each with what reads on from behind it. `calls_rule` is the grammar of all calls of an
-    answer, their markers included: of one, or of one or more if `is_parallel`.
+    each with what reads on from behind it. `bare_starts` are characters with which an answer that
+    holds calls without a marker begins, each with what reads on from there. `calls_rule` is the
+    grammar of all calls of an answer, their markers included: of one, or of one or more if
+    `is_parallel`.
     """
 
     tool_call_start: str
@@ -29,6 +31,7 @@ class ToolFormat:
     make_reader: MakeReader
     calls_rule: CallsRule | None = None
     other_starts: Mapping[str, MakeReader] = field(default_factory=dict)
+    bare_starts: Mapping[str, MakeReader] = field(default_factory=dict)
 
     @property
     def readers(self) -> Mapping[str, MakeReader]:

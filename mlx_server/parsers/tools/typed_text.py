@@ -8,7 +8,7 @@ import re
 
 from mlx_server.parsers.json_scanner import JsonScanner
 from mlx_server.parsers.tools.call import to_json
-from mlx_server.parsers.tools.gemma_code import STRINGS, with_legal_escapes
+from mlx_server.parsers.tools.python_strings import STRINGS, with_legal_escapes
 from mlx_server.parsers.tools.value_schema import STRING, type_of
 
 WHITE_SPACE = " \t\r\n"
