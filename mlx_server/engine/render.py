@@ -49,7 +49,12 @@ STRING_TEST = re.compile(r"is (not )?string")
 
 
 def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
-    """The prompt's text up to where the assistant begins; a refusal by the template is a 400."""
+    """The prompt's text up to where the model goes on; a refusal by the template is a 400."""
+    return _conversation(loaded, prompt) + prompt.prefill
+
+
+def _conversation(loaded: LoadedModel, prompt: ChatPrompt) -> str:
+    """The text up to where the assistant begins."""
     if loaded.chat_template is None:
         raise InvalidRequest(
             "This model has no chat template. Use /v1/completions with a raw prompt.",
