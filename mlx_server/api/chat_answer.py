@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_server.api.logprobs import groups, logprob_object
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink, finish_reason_on_wire
-from mlx_server.api.sse import FrameSink, StreamUsage, pieces
+from mlx_server.api.sse import ChunkSink, StreamUsage, pieces
 from mlx_server.api.wire_json import to_json
 from mlx_server.engine.sequence import ChatPrompt, Delta, GenerationRequest, Started, TokenLogprob
 from mlx_server.models import (
@@ -120,7 +120,7 @@ def assistant_message(answer: Answer) -> AssistantMessage:
     return message
 
 
-class ChatFrames(FrameSink):
+class ChatFrames(ChunkSink):
     """Writes chunks as the text comes: a role, then deltas, then the finish_reason alone."""
 
     object = "chat.completion.chunk"

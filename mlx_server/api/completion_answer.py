@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from mlx_server.api.logprobs import finite_logprob, groups
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink, finish_reason_on_wire
-from mlx_server.api.sse import FrameSink, StreamUsage, pieces
+from mlx_server.api.sse import ChunkSink, StreamUsage, pieces
 from mlx_server.api.wire_json import to_json
 from mlx_server.engine.sequence import Delta, GenerationRequest, Started, TokenLogprob
 from mlx_server.models import Completion, CompletionLogprobs
@@ -92,7 +92,7 @@ class CompletionAnswer(EventSink):
         }
 
 
-class CompletionFrames(FrameSink):
+class CompletionFrames(ChunkSink):
     """Writes chunks as the text comes; an echoed prompt comes first."""
 
     object = "text_completion"

@@ -68,7 +68,42 @@ class StreamUsage:
 
 
 class FrameSink(EventSink):
-    """Turns events into frames that wait to be sent, all of one id, created and model.
+    """Turns events into frames that wait to be sent."""
+
+    def __init__(self, answer_id: str, requests: Sequence[GenerationRequest]) -> None:
+        super().__init__(answer_id, requests)
+        self._frames: list[str] = []
+        self._num_unsent_chars = 0
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write what comes behind the last event."""
+
+    @abstractmethod
+    def fail(self, error: ServerError) -> None:
+        """Write what ends a stream that has begun and cannot go on."""
+
+    def sign_of_life(self, progress: Progress | None) -> str:
+        """What is sent while there is nothing to send."""
+        return comment(progress)
+
+    def write(self, frame: str) -> None:
+        """Append a frame; raises GenerationFailed if the client is too far behind."""
+        self._frames.append(frame)
+        self._num_unsent_chars += len(frame)
+        if self._num_unsent_chars > MAX_UNSENT_CHARS:
+            raise GenerationFailed("The stream was read too slowly. Ask for a shorter answer.")
+
+    def take(self) -> bytes:
+        """The frames since the last call, for sending."""
+        body = "".join(self._frames)
+        self._frames.clear()
+        self._num_unsent_chars = 0
+        return body.encode(errors="replace")
+
+
+class ChunkSink(FrameSink):
+    """Writes chunks, all of one id, created and model, and `[DONE]` behind them.
 
     What never changes between two chunks is written once, when the model is known; a chunk is then
     put together from strings, since this runs for every token of every stream.
@@ -82,8 +117,6 @@ class FrameSink(EventSink):
         super().__init__(answer_id, requests)
         self._sends_usage = usage.is_sent
         self._end_of_chunk = ',"usage":null}\n\n' if usage.is_asked_for else "}\n\n"
-        self._frames: list[str] = []
-        self._num_unsent_chars = 0
         self._write_envelope()
 
     def _write_envelope(self) -> None:
@@ -107,14 +140,8 @@ class FrameSink(EventSink):
         """The JSON of an empty choice whose finish_reason is `error`."""
 
     def chunk(self, choice: str) -> None:
-        """Append a frame with the JSON of one choice; raises GenerationFailed if the client is too
-        far behind.
-        """
-        frame = f"{self._envelope}{choice}]{self._end_of_chunk}"
-        self._frames.append(frame)
-        self._num_unsent_chars += len(frame)
-        if self._num_unsent_chars > MAX_UNSENT_CHARS:
-            raise GenerationFailed("The stream was read too slowly. Ask for a shorter answer.")
+        """Write a frame with the JSON of one choice."""
+        self.write(f"{self._envelope}{choice}]{self._end_of_chunk}")
 
     def finish(self) -> None:
         if self._sends_usage:
@@ -127,16 +154,9 @@ class FrameSink(EventSink):
         self._frames.append(f'{self._envelope}{self.failed_choice()}],"error":{error_json}}}\n\n')
         self._frames.append(DONE)
 
-    def take(self) -> bytes:
-        """The frames since the last call, for sending."""
-        body = "".join(self._frames)
-        self._frames.clear()
-        self._num_unsent_chars = 0
-        return body.encode(errors="replace")
-
 
 class EventStream(Response):
-    """Sends a sink's frames as they come, comments while none do; ends the run at hang-up."""
+    """Sends a sink's frames as they come, signs of life while none do; ends the run at hang-up."""
 
     media_type = "text/event-stream"
 
@@ -167,7 +187,7 @@ class EventStream(Response):
         while not self._run.ended and self._run.failure is None:
             body = self._sink.take()
             if not body and now() >= deadline:
-                body = comment(self._run.progress()).encode()
+                body = self._sink.sign_of_life(self._run.progress()).encode()
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 deadline = now() + self._heartbeat_s
