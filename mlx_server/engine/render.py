@@ -45,12 +45,20 @@ TEMPLATE_FAILURES = (
     TypeError,
     ValueError,
 )
+OPENED_REASONING = re.compile(r"<(?P<tag>think|thinking|seed:think)>\s*\Z")
 STRING_TEST = re.compile(r"is (not )?string")
 
 
 def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
     """The prompt's text up to where the model goes on; a refusal by the template is a 400."""
-    return _conversation(loaded, prompt) + prompt.prefill
+    text = _conversation(loaded, prompt)
+    return _without_open_reasoning(text) + prompt.prefill if prompt.prefill else text
+
+
+def _without_open_reasoning(text: str) -> str:
+    """What goes on behind it is the answer; some templates open reasoning whatever they are told."""
+    opened = OPENED_REASONING.search(text)
+    return f"{text}</{opened['tag']}>\n\n" if opened else text
 
 
 def _conversation(loaded: LoadedModel, prompt: ChatPrompt) -> str:
