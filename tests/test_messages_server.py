@@ -145,9 +145,11 @@ def test_a_loop_of_tools(
 
 def test_the_key_is_checked(served: Served, script: Script) -> None:
     script.say("fine")
-    with client_of(served, "sk-wrong") as client:
-        with pytest.raises(anthropic.AuthenticationError) as refused:
-            client.messages.create(**asked())
+    with (
+        client_of(served, "sk-wrong") as client,
+        pytest.raises(anthropic.AuthenticationError) as refused,
+    ):
+        client.messages.create(**asked())
     assert refused.value.body["error"]["type"] == "authentication_error"
     assert refused.value.request_id
 

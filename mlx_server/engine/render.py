@@ -56,7 +56,7 @@ def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
 
 
 def _without_open_reasoning(text: str) -> str:
-    """What goes on behind it is the answer; some templates open reasoning whatever they are told."""
+    """The answer shall go on behind it; some templates open reasoning whatever they are told."""
     opened = OPENED_REASONING.search(text)
     return f"{text}</{opened['tag']}>\n\n" if opened else text
 
