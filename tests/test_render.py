@@ -53,7 +53,7 @@ def test_turns_are_rendered_up_to_where_the_assistant_begins(chatml: LoadedModel
 def test_an_answer_that_is_begun_stands_behind_the_conversation(chatml: LoadedModel) -> None:
     prompt = ChatPrompt((user("hello"),), prefill="I say (")
     assert render(chatml, prompt).endswith("<|im_start|>assistant\nI say (")
-    opening = with_template(chatml, "{{ messages[0].content }}<think>\n")
+    opening = with_template(chatml, "{{ messages[0].content + '<think>\n' }}")
     assert render(opening, prompt) == "hello<think>\n</think>\n\nI say ("
     assert render(opening, HELLO) == "hello<think>\n"
 

@@ -43,7 +43,7 @@ class BlockEvents:
         self._shows_thinking = shows_thinking
         self._index = -1
         self._kind: Kind | None = None
-        self._blank = ""  # text of the kind that would be next, white space so far
+        self._blank: dict[Kind, str] = {}  # of the kind that would be next, if text comes
 
     def add(self, delta: OutputDelta) -> Iterator[Event]:
         match delta:
@@ -62,9 +62,9 @@ class BlockEvents:
 
     def _write(self, kind: Literal["text", "thinking"], text: str) -> Iterator[Event]:
         if kind != self._kind:
-            text = self._blank + text
+            text = self._blank.get(kind, "") + text
             if not text.strip():
-                self._blank = text
+                self._blank = {kind: text}
                 return
             yield from self._begin(kind, **{kind: ""})
         if kind == "text" or self._shows_thinking:
@@ -87,7 +87,7 @@ class BlockEvents:
             yield self._delta(delta_type, name, piece)
 
     def _end(self) -> Iterator[Event]:
-        self._blank = ""
+        self._blank = {}
         if self._kind is None:
             return
         if self._kind == "thinking":
