@@ -29,6 +29,7 @@ class Result:
     content: str
     calls: tuple[tuple[str, str], ...]
     streamed: tuple[tuple[str, str], ...]
+    reasoning: str = ""
 
 
 def deltas(
@@ -39,8 +40,14 @@ def deltas(
     return found + parser.finish()
 
 
-def read(pieces: Iterable[str], tools: Sequence[Mapping[str, Any]], tool_format: str) -> Result:
-    parser = OutputParser(tool_format, tools)
+def read(
+    pieces: Iterable[str],
+    tools: Sequence[Mapping[str, Any]],
+    tool_format: str | None,
+    reasoning_format: str | None = None,
+    is_reasoning: bool = False,
+) -> Result:
+    parser = OutputParser(tool_format, tools, reasoning_format, is_reasoning)
     found = [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
     answer = Answer()
     answer.add(found)
@@ -54,6 +61,7 @@ def read(pieces: Iterable[str], tools: Sequence[Mapping[str, Any]], tool_format:
         content,
         tuple((call.name, call.arguments) for call in answer.tool_calls),
         tuple((start.name, arguments_of(start.index, found)) for start in starts),
+        answer.reasoning or "",
     )
 
 
@@ -69,8 +77,14 @@ def cuts(text: str) -> Iterator[Sequence[str]]:
     yield tuple(text)
 
 
-def read_every_way(text: str, tools: Sequence[Mapping[str, Any]], tool_format: str) -> Result:
-    whole = read([text], tools, tool_format)
+def read_every_way(
+    text: str,
+    tools: Sequence[Mapping[str, Any]],
+    tool_format: str | None,
+    reasoning_format: str | None = None,
+    is_reasoning: bool = False,
+) -> Result:
+    whole = read([text], tools, tool_format, reasoning_format, is_reasoning)
     for pieces in cuts(text):
-        assert read(pieces, tools, tool_format) == whole, pieces
+        assert read(pieces, tools, tool_format, reasoning_format, is_reasoning) == whole, pieces
     return whole

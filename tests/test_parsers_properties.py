@@ -9,6 +9,7 @@ import pytest
 
 from mlx_server.parsers.json_scanner import JsonScanner
 from mlx_server.parsers.output import ContentDelta, OutputParser
+from mlx_server.parsers.reasoning import REASONING_FORMATS
 from tests.parser_cuts import read, tool
 
 pytest.importorskip("hypothesis")
@@ -99,6 +100,36 @@ def test_no_cut_changes_the_result_and_complete_calls_hold_objects(
         arguments.encode()
     if not whole.calls:
         assert whole.content == text
+
+
+REASONING_BITS = {
+    "think": ["<think>", "</think>", "<thinking>", "</thi"],
+    "gemma4": ["<|channel>thought\n", "<channel|>", "<|channel>"],
+    "solar_open": ["<|think|>", "<|end|>", "<|begin|>assistant", "<|content|>"],
+}
+
+
+@pytest.mark.parametrize("reasoning_format", sorted(REASONING_BITS))
+@pytest.mark.parametrize("tool_format", sorted(BITS))
+@quick
+@given(st.data(), st.booleans())
+def test_no_cut_changes_what_is_reasoning_and_nothing_is_lost(
+    tool_format: str, reasoning_format: str, data: Any, is_reasoning: bool
+) -> None:
+    bits = [*BITS[tool_format], *REASONING_BITS[reasoning_format] * 3]
+    text = data.draw(st.lists(st.sampled_from(bits), max_size=25).map("".join), label="text")
+    asked = (TOOLS, tool_format, reasoning_format, is_reasoning)
+    whole = read([text], *asked)
+    assert read(cut(text, data), *asked) == whole
+    assert read(text, *asked) == whole
+    if not whole.calls:
+        written = text
+        for mark in REASONING_FORMATS[reasoning_format].marks:
+            written = written.replace(mark, "")
+        shown = whole.reasoning + whole.content
+        for mark in REASONING_FORMATS[reasoning_format].marks:
+            shown = shown.replace(mark, "")
+        assert "".join(shown.split()) == "".join(written.split())
 
 
 @quick

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlx_server.api.logprobs import groups, logprob_object
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink, finish_reason_on_wire
-from mlx_server.api.sse import ChunkSink, StreamUsage, pieces
+from mlx_server.api.sse import MAX_TEXT_CHARS, ChunkSink, StreamUsage, pieces
 from mlx_server.api.wire_json import to_json
 from mlx_server.engine.sequence import ChatPrompt, Delta, GenerationRequest, Started, TokenLogprob
 from mlx_server.models import (
@@ -33,13 +33,28 @@ from mlx_server.parsers.output import (
 
 
 class ChoiceReader:
-    """Reads the text of one choice for what a chat message is made of."""
+    """Reads the text of one choice for what a chat message is made of.
+
+    The tokens of tags count as reasoning too.
+    """
 
     def __init__(self, started: Started, request: GenerationRequest) -> None:
-        self._parser = OutputParser(started.tool_format, declared_tools(request))
+        self._parser = OutputParser(
+            started.tool_format,
+            declared_tools(request),
+            started.reasoning_format,
+            started.is_reasoning,
+        )
+        self.num_reasoning_tokens = 0
+        self._num_tokens = 0
 
     def read(self, delta: Delta) -> list[OutputDelta]:
+        was_reasoning = self._parser.is_reasoning
         output = self._parser.feed(delta.text) if delta.text else []
+        has_reasoning = any(isinstance(part, ReasoningDelta) for part in output)
+        if was_reasoning or self._parser.is_reasoning or has_reasoning:
+            self.num_reasoning_tokens += delta.num_completion_tokens - self._num_tokens
+        self._num_tokens = delta.num_completion_tokens
         return output if delta.finish_reason is None else [*output, *self._parser.finish()]
 
     def finish_reason(self, delta: Delta) -> str | None:
@@ -80,6 +95,9 @@ class ChatAnswer(EventSink):
         choice.logprobs += map(logprob_object, delta.logprobs)
         choice.finish_reason = choice.reader.finish_reason(delta) or ""
 
+    def num_reasoning_tokens(self) -> int:
+        return sum(choice.reader.num_reasoning_tokens for choice in self._choices)
+
     def body(self) -> ChatCompletion:
         return {
             "id": self.answer_id,
@@ -107,7 +125,7 @@ def assistant_message(answer: Answer) -> AssistantMessage:
     content = answer.content or (None if answer.tool_calls else "")
     message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+        message["reasoning_content"] = message["reasoning"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = [
             {
@@ -144,6 +162,9 @@ class ChatFrames(ChunkSink):
         if finish_reason is not None:
             self.chunk(choice_json(index, "{}", finish_reason=f'"{finish_reason}"'))
 
+    def num_reasoning_tokens(self) -> int:
+        return sum(reader.num_reasoning_tokens for reader in self._readers)
+
     def failed_choice(self) -> str:
         return choice_json(0, "{}", finish_reason='"error"')
 
@@ -161,8 +182,9 @@ def delta_parts(output: OutputDelta) -> Iterator[str]:
             for piece in pieces(text):
                 yield f'{{"content":{to_json(piece)}}}'
         case ReasoningDelta(text):
-            for piece in pieces(text):
-                yield f'{{"reasoning_content":{to_json(piece)}}}'
+            for piece in pieces(text, MAX_TEXT_CHARS // 2):
+                thought = to_json(piece)
+                yield f'{{"reasoning_content":{thought},"reasoning":{thought}}}'
         case ToolCallStart(index, id=call_id, name=name):
             first, *rest = list(pieces(name)) or [""]
             function = {"name": first, "arguments": ""}

@@ -79,14 +79,21 @@ class EventSink(ABC):
     def wrote(self, index: int, delta: Delta) -> None:
         """Choice `index` has new text, or its end."""
 
+    def num_reasoning_tokens(self) -> int:
+        """Those of all choices so far, for answers that tell reasoning from the rest."""
+        return 0
+
     def usage(self) -> Usage:
         num_completion_tokens = sum(self._num_completion_tokens)
-        return {
+        usage: Usage = {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": num_completion_tokens,
             "total_tokens": self._num_prompt_tokens + num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens},
         }
+        if num_reasoning_tokens := self.num_reasoning_tokens():
+            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return usage
 
 
 def finish_reason_on_wire(reason: FinishReason) -> str:

@@ -36,11 +36,11 @@ MAX_TEXT_CHARS = 3000
 MAX_UNSENT_CHARS = 1 << 24
 
 
-def pieces(text: str) -> Sequence[str]:
+def pieces(text: str, max_chars: int = MAX_TEXT_CHARS) -> Sequence[str]:
     """`text` in pieces that fit a line; none for an empty text."""
-    if 0 < len(text) <= MAX_TEXT_CHARS:
+    if 0 < len(text) <= max_chars:
         return (text,)
-    return [text[at : at + MAX_TEXT_CHARS] for at in range(0, len(text), MAX_TEXT_CHARS)]
+    return [text[at : at + max_chars] for at in range(0, len(text), max_chars)]
 
 
 def comment(progress: Progress | None) -> str:

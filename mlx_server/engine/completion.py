@@ -11,11 +11,14 @@ from mlx_server.engine.logprobs import TopLogprobs
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import Delta, FinishReason, TokenLogprob
 from mlx_server.engine.stop import StopMatcher
+from mlx_server.engine.stop_scope import StopBehindReasoning
+from mlx_server.parsers.reasoning import Segmenter
 
 
 class Completion:
     """Ends at a stop token, a stop string or `max_tokens`, whichever comes first.
 
+    Stop strings end what is no reasoning, if there is a `segmenter` to tell the two apart.
     The logprobs of a token wait until its text may go out, so that none belongs to a stop string.
     """
 
@@ -27,12 +30,15 @@ class Completion:
         index: int,
         max_tokens: int,
         stop: tuple[str, ...],
+        segmenter: Segmenter | None = None,
     ) -> None:
         self._loaded = loaded
         self._index = index
         self._max_tokens = max_tokens
         self._detokenizer = Detokenizer(loaded.tokenizer, prompt_ids)
         self._stop = StopMatcher(stop)
+        if stop and segmenter is not None:
+            self._stop = StopBehindReasoning(stop, segmenter)
         self._num_chars = 0
         self._num_sent = 0
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()

@@ -42,6 +42,7 @@ class LoadedModel:
     token_text: TokenText
     can_batch: bool = True
     kv_quantisation: KVQuantisation | None = None
+    reasoning_format: str | None = None
 
     @property
     def takes_one_row(self) -> bool:

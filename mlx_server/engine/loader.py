@@ -25,6 +25,7 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.processors import Processor, Processors
 from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
+from mlx_server.parsers.reasoning import detect_reasoning_format
 from mlx_server.parsers.tools import detect_tool_format
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ def assemble(
     if getattr(processor, "chat_template", None) is None:
         # Gemma 3's processor does not take over its tokenizer's template
         processor.chat_template = facts.chat_template
+    chat_template = facts.chat_template or getattr(tokenizer, "chat_template", None)
     caches = make_prompt_cache(model.language_model)
     if config.kv_quantisation is not None:
         refuse_unless_quantisable(model.language_model, caches, config.kv_quantisation)
@@ -73,15 +75,16 @@ def assemble(
         processor=processor,
         model_type=facts.model_type,
         has_vision=facts.has_vision,
-        chat_template=facts.chat_template or getattr(tokenizer, "chat_template", None),
+        chat_template=chat_template,
         context_length=_context_length(facts, config),
         vocab_size=_vocab_size(model, token_text),
         stop_token_ids=_stop_token_ids(model, processor, tokenizer),
         defaults=_defaults(facts),
-        tool_format=detect_tool_format(facts.chat_template, facts.model_type),
+        tool_format=detect_tool_format(chat_template, facts.model_type),
         token_text=token_text,
         can_batch=can_be_batched(caches),
         kv_quantisation=config.kv_quantisation,
+        reasoning_format=detect_reasoning_format(chat_template),
     )
 
 

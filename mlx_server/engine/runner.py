@@ -22,6 +22,7 @@ from mlx_server.engine.rows import Ended, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import (
+    ChatPrompt,
     Delta,
     FinishReason,
     Progress,
@@ -29,6 +30,7 @@ from mlx_server.engine.sequence import (
     Started,
 )
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
+from mlx_server.parsers.reasoning import Segmenter, make_segmenter, opens_reasoning
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
 MIN_SHARED = 32
@@ -318,7 +320,19 @@ class Runner:
             num_cached_tokens=shared.num_cached_tokens,
             tool_format=self.loaded.tool_format,
             prompt_text=prompt.text if sequence.request.echo else None,
+            reasoning_format=self.loaded.reasoning_format,
+            is_reasoning=self._is_reasoning(prompt),
         )
+
+    def _is_reasoning(self, prompt: PreparedPrompt) -> bool:
+        name = self.loaded.reasoning_format
+        return name is not None and opens_reasoning(name, prompt.text or "")
+
+    def _segmenter(self, sequence: Sequence, prompt: PreparedPrompt) -> Segmenter | None:
+        name = self.loaded.reasoning_format
+        if name is None or not isinstance(sequence.request.prompt, ChatPrompt):
+            return None
+        return make_segmenter(name, is_reasoning=self._is_reasoning(prompt))
 
     def _expect_one_less(self, prompt: PreparedPrompt) -> None:
         """One of the sequences that share a start has joined or will not come."""
@@ -348,6 +362,7 @@ class Runner:
             index=sequence.index,
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
+            segmenter=self._segmenter(sequence, prompt),
         )
         return Row(sequence, prompt, completion, self._admission.first_share(sequence))
 

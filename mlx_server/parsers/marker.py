@@ -1,4 +1,4 @@
-"""Finds a marker in growing text and holds back no more than what may be the beginning of one."""
+"""Finds markers in growing text and holds back no more than what may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ class Split:
 
     before: str
     behind: str | None = None
+    marker: str = ""
 
 
 class MarkerSplitter:
-    def __init__(self, marker: str) -> None:
-        self._marker = marker
+    """Finds the first of its markers, none of which may be part of another; it may have none."""
+
+    def __init__(self, *markers: str) -> None:
+        self._markers = markers
         self._held = ""
 
     def feed(self, text: str) -> Split:
         text = self._held + text
         self._held = ""
-        at = text.find(self._marker)
-        if at >= 0:
-            return Split(text[:at], text[at + len(self._marker) :])
-        size = length_of_possible_start(text, self._marker)
+        found = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
+        if found:
+            at, marker = min(found)
+            return Split(text[:at], text[at + len(marker) :], marker)
+        size = max((length_of_possible_start(text, marker) for marker in self._markers), default=0)
         if size:
             self._held = text[-size:]
             return Split(text[:-size])

@@ -1,15 +1,15 @@
-"""Splits a model's text into content and tool calls while it is being written.
+"""Splits a model's text into reasoning, content and tool calls while it is being written.
 
 Knows nothing of tokens or HTTP. Text flows at once; only what may be the beginning of a marker is
-held back, and white space behind a call until it is known to be more than the gap to the next.
+held back, white space that may be the gap between two parts, and calls inside of reasoning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from secrets import token_hex
 from typing import Any
 
+from mlx_server.parsers.delta_writer import DeltaWriter
 from mlx_server.parsers.deltas import (
     ContentDelta,
     OutputDelta,
@@ -18,15 +18,10 @@ from mlx_server.parsers.deltas import (
     ToolCallStart,
 )
 from mlx_server.parsers.marker import MarkerSplitter
+from mlx_server.parsers.reasoning import Kind, Segment, make_segmenter
 from mlx_server.parsers.tools import TOOL_FORMATS
-from mlx_server.parsers.tools.call import (
-    BlockReader,
-    CallArguments,
-    CallEnd,
-    CallEvent,
-    CallHead,
-    NotACall,
-)
+from mlx_server.parsers.tools.call import BlockReader, CallEnd, CallEvent, NotACall
+from mlx_server.parsers.tools.held_block import HeldBlock
 
 __all__ = [
     "ContentDelta",
@@ -42,43 +37,89 @@ class OutputParser:
     """Reads one answer; what it says joins to the same result however the text was cut.
 
     A call that breaks off after its start keeps the arguments that were sent, which are no JSON,
-    and its whole text comes as content. Without tools, or without a format, all text is content.
+    and its whole text comes as content. Without tools, or without a format, no text is a call.
+    `is_reasoning` tells that the prompt has opened the reasoning.
     """
 
-    def __init__(self, tool_format: str | None, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.num_tool_calls = 0
+    def __init__(
+        self,
+        tool_format: str | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        reasoning_format: str | None = None,
+        is_reasoning: bool = False,
+    ) -> None:
         self._tools = tools
         self._format = TOOL_FORMATS[tool_format] if tool_format is not None and tools else None
-        self._splitter = MarkerSplitter(self._format.tool_call_start if self._format else "")
+        self._segmenter = (
+            make_segmenter(reasoning_format, is_reasoning=is_reasoning)
+            if reasoning_format is not None
+            else None
+        )
+        self._splitter = MarkerSplitter(*[self._format.tool_call_start] if self._format else ())
         self._block: BlockReader | None = None
-        self._index = -1  # of the latest call
-        self._gap: str | None = None  # white space behind a call, None once content followed it
-        self._deltas: list[OutputDelta] = []
+        self._is_in_reasoning = False  # what is being read, which lags behind the segmenter
+        self._writer = DeltaWriter()
+
+    @property
+    def num_tool_calls(self) -> int:
+        return self._writer.num_tool_calls
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes next belongs to the reasoning."""
+        return self._segmenter is not None and self._segmenter.is_reasoning
 
     def feed(self, text: str) -> list[OutputDelta]:
-        if self._format is None:
-            return [ContentDelta(text)] if text else []
-        rest: str | None = text
-        while rest:
-            rest = self._read_text(rest) if self._block is None else self._read_block(rest)
-        return self._take()
+        if self._segmenter is None:
+            self._read(text)
+        else:
+            self._read_segments(self._segmenter.feed(text))
+        return self._writer.take()
 
     def finish(self) -> list[OutputDelta]:
         """The text is over; nothing may be fed after this."""
+        if self._segmenter is not None:
+            self._read_segments(self._segmenter.finish())
+        self._end_part()
+        self._writer.finish()
+        return self._writer.take()
+
+    def _read_segments(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if segment.kind is Kind.MARK:
+                self._end_part()
+                self._writer.end_reasoning()
+            else:
+                self._is_in_reasoning = segment.kind is Kind.REASONING
+                self._read(segment.text)
+
+    def _end_part(self) -> None:
+        """No call goes on from reasoning into content or back."""
         if self._block is not None:
             self._report(self._block.finish())
-        elif self._format is not None:
-            self._add_content(self._splitter.finish())
-        return self._take()
+            self._block = None
+        else:
+            self._add(self._splitter.finish())
+
+    def _read(self, text: str) -> None:
+        rest: str | None = text
+        while rest:
+            rest = self._read_text(rest) if self._block is None else self._read_block(rest)
 
     def _read_text(self, text: str) -> str | None:
         """Read up to the next block; return the text behind its start marker."""
-        assert self._format is not None
         split = self._splitter.feed(text)
-        self._add_content(split.before)
+        self._add(split.before)
         if split.behind is not None:
-            self._block = self._format.make_reader(self._tools)
+            self._block = self._make_reader()
         return split.behind
+
+    def _make_reader(self) -> BlockReader:
+        assert self._format is not None
+        reader = self._format.make_reader(self._tools)
+        if not self._is_in_reasoning:
+            return reader
+        return HeldBlock(reader, self._format.tool_call_start, self._tools)
 
     def _read_block(self, text: str) -> str | None:
         """Read up to the end of the block; return the text behind it."""
@@ -91,29 +132,15 @@ class OutputParser:
 
     def _report(self, events: Sequence[CallEvent]) -> None:
         for event in events:
-            match event:
-                case CallHead(name):
-                    self._index += 1
-                    self._deltas.append(ToolCallStart(self._index, new_call_id(), name))
-                case CallArguments(text):
-                    self._deltas.append(ToolCallArguments(self._index, text))
-                case CallEnd():
-                    self.num_tool_calls += 1
-                    self._gap = ""
-                case NotACall(text):
-                    self._add_content(text)
+            if isinstance(event, NotACall):
+                self._add(event.text)
+                continue
+            self._writer.call(event)
+            if isinstance(event, CallEnd) and self._is_in_reasoning:
+                self._writer.end_reasoning()
 
-    def _add_content(self, text: str) -> None:
-        if self._gap is not None:
-            text = self._gap + text
-            self._gap = None if text.strip() else text
-        if text and self._gap is None:
-            self._deltas.append(ContentDelta(text))
-
-    def _take(self) -> list[OutputDelta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-
-def new_call_id() -> str:
-    return f"call_{token_hex(12)}"
+    def _add(self, text: str) -> None:
+        if self._is_in_reasoning:
+            self._writer.reasoning(text)
+        else:
+            self._writer.content(text)

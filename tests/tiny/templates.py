@@ -60,3 +60,8 @@ NO_SYSTEM = """{%- for m in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
+
+THINKING = CHATML.replace(
+    "'<|im_start|>assistant\n' -}}{%- endif -%}",
+    "'<|im_start|>assistant\n' + ('<think>\n\n</think>\n\n' if enable_thinking is false else '<think>\n') -}}{%- endif -%}",
+)

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from mlx_server.parsers.lark import LarkGrammar
 from mlx_server.parsers.tools import gemma_code, json_tools
-from mlx_server.parsers.tools.call import BlockReader, ParsedCall, Tools
 from mlx_server.parsers.tools.templates import template_knows_tools
+from mlx_server.parsers.tools.tool_format import ToolFormat
 
 __all__ = ["TOOL_FORMATS", "ToolFormat", "detect_tool_format", "template_knows_tools"]
-
-CallsRule = Callable[[LarkGrammar, Tools, bool], str]
-"""(grammar to add rules to, tools, is_parallel) -> the expression to begin with."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How calls stand in a model's text.
-
-    `make_reader` reads a block of them as it comes. `calls_rule` is the grammar of all calls of an
-    answer, their markers included: of one, or of one or more if `is_parallel`.
-    """
-
-    tool_call_start: str
-    tool_call_end: str
-    parse_tool_call: Callable[[str, Tools], list[ParsedCall]]
-    make_reader: Callable[[Tools], BlockReader]
-    calls_rule: CallsRule | None = None
-
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "json_tools": ToolFormat(
