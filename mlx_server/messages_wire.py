@@ -220,6 +220,10 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
+class OutputTokensDetails(TypedDict):
+    thinking_tokens: int
+
+
 class MessagesUsage(TypedDict):
     """`input_tokens` are those that were neither read from a cache nor written to one."""
 
@@ -227,6 +231,7 @@ class MessagesUsage(TypedDict):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: NotRequired[OutputTokensDetails]
     service_tier: NotRequired[Literal["standard"]]
 
 

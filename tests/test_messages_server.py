@@ -14,9 +14,10 @@ import pytest
 from mlx_server.config import ServerConfig
 from tests.messages_requests import CALL, TOOL, Body
 from tests.pictures import data_url, png
-from tests.scripted import Script
+from tests.scripted import Script, make_tokenizer
 from tests.scripted_server import Served, last_text, scripted_server
 from tests.tiny.checkpoints import tiny_qwen3_vl
+from tests.tiny.templates import THINKING
 from tests.tiny_server import tiny_server
 
 KEY = "sk-right"
@@ -141,6 +142,71 @@ def test_a_loop_of_tools(
     text = last_text(served)
     assert '{"name": "look", "arguments": {"place": "here"}}' in text
     assert "<tool_response>\na door\n</tool_response>" in text
+
+
+THOUGHT = ["plan", " it</thi", "nk>", "\n\nAnswer"]
+
+
+@pytest.fixture
+def thinker() -> Script:
+    script = Script(make_tokenizer(THINKING))
+    script.say(*THOUGHT)
+    return script
+
+
+@pytest.fixture
+def thinking_client(thinker: Script, tmp_path: Path) -> Iterator[anthropic.Anthropic]:
+    with scripted_server(tmp_path, m=thinker) as served, client_of(served) as client:
+        yield client
+
+
+ENABLED = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.mark.parametrize("thinking", [ENABLED, {**ENABLED, "display": "omitted"}])
+def test_b086_thoughts_are_blocks_of_their_own_and_go_back(
+    thinking_client: anthropic.Anthropic, thinking: Body
+) -> None:
+    fields = asked(thinking=thinking)
+    whole = thinking_client.messages.create(**fields)
+    with thinking_client.messages.stream(**fields) as stream:
+        streamed = stream.get_final_message()
+
+    thought, answer = whole.content
+    assert thought.thinking == ("" if "display" in thinking else "plan it")
+    assert thought.signature
+    assert answer.text == "Answer"
+    assert [block.to_dict() for block in streamed.content] == [
+        block.to_dict() for block in whole.content
+    ]
+    assert whole.usage.output_tokens_details == streamed.usage.output_tokens_details
+    assert 0 < whole.usage.output_tokens_details.thinking_tokens < whole.usage.output_tokens
+    turns = ({"role": "assistant", "content": whole.content}, QUESTION)
+    assert thinking_client.messages.create(**asked(*turns)).content
+
+
+def test_b088_thoughts_without_an_end_stay_thoughts(
+    thinking_client: anthropic.Anthropic,
+) -> None:
+    message = thinking_client.messages.create(**asked(max_tokens=1, thinking=ENABLED))
+    assert [block.type for block in message.content] == ["thinking"]
+    assert message.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        asked(thinking={"type": "disabled"}),
+        asked({"role": "assistant", "content": "I say: "}),
+    ],
+    ids=["disabled", "begun"],
+)
+def test_b090_without_thinking_all_is_the_answer(
+    thinker: Script, thinking_client: anthropic.Anthropic, fields: Body
+) -> None:
+    thinker.say_only("Paris")
+    (block,) = thinking_client.messages.create(**fields).content
+    assert (block.type, block.text) == ("text", "Paris")
 
 
 def test_the_key_is_checked(served: Served, script: Script) -> None:

@@ -41,6 +41,10 @@ class MessageReader:
         self.stop_reason: StopReason | None = None
         self.stop_sequence: str | None = None
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
+
     def read(self, delta: Delta) -> Iterator[Event]:
         for output in self._reader.read(delta):
             yield from self._blocks.add(output)
@@ -63,6 +67,9 @@ class MessageAnswer(EventSink):
         self._request = request
         self._shows_thinking = shows_thinking
         self._blocks = WholeBlocks()
+
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
 
     def opened(self, index: int, started: Started) -> None:
         self._reader = MessageReader(started, self._request, shows_thinking=self._shows_thinking)
@@ -87,6 +94,9 @@ class MessageFrames(FrameSink):
         self._request = request
         self._request_id = request_id
         self._shows_thinking = shows_thinking
+
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
 
     def opened(self, index: int, started: Started) -> None:
         self._reader = MessageReader(started, self._request, shows_thinking=self._shows_thinking)
@@ -139,9 +149,13 @@ def message_object(sink: EventSink, content: list[ContentBlock]) -> MessageObjec
 
 def messages_usage(usage: Usage) -> MessagesUsage:
     num_cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return {
+    counts: MessagesUsage = {
         "input_tokens": usage["prompt_tokens"] - num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached,
         "output_tokens": usage["completion_tokens"],
     }
+    if "completion_tokens_details" in usage:
+        num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+        counts["output_tokens_details"] = {"thinking_tokens": num_reasoning}
+    return counts
