@@ -17,7 +17,25 @@ TOOL: Body = {
     "description": "Look there.",
     "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}},
 }
+PNG: Body = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+IMAGE: Body = {"type": "image", "source": PNG}
+CACHED: Body = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+SCHEMA: Body = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CALLED: Body = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"place": "here"}}
+RESULT: Body = {"type": "tool_result", "tool_use_id": "toolu_1"}
 CALL = '<tool_call>{"name":"look","arguments":{"place":"here"}}</tool_call>'
+
+
+def text(words: str, **fields: Any) -> Body:
+    return {"type": "text", "text": words, **fields}
+
+
+def user(*blocks: Body) -> Body:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Body) -> Body:
+    return {"role": "assistant", "content": list(blocks)}
 
 
 def body(**fields: Any) -> Body:
