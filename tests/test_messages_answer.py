@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlx_server.api.messages_answer import MessageReader
 from mlx_server.api.messages_blocks import BlockEvents, WholeBlocks
 from mlx_server.engine.sequence import Delta, FinishReason, Progress
 from mlx_server.errors import GenerationFailed
@@ -25,6 +26,7 @@ from tests.messages_requests import (
     PATH,
     TOOL,
     Body,
+    asked,
     body,
     events,
     joined,
@@ -195,6 +197,27 @@ def test_b071_b083_a_call_is_streamed_as_the_json_of_its_input() -> None:
     assert [{**block, "id": ""} for block in whole] == [{**words, "id": ""}, {**call, "id": ""}]
     starts = [event for event in found if event["type"] == "content_block_start"]
     assert starts[-1]["content_block"]["input"] == {}
+
+
+def test_b081_b086_the_blocks_are_the_same_for_every_cut() -> None:
+    text = f"hm</think>\n\nI look. {CALL}\n{CALL}"
+    request = asked(tools=[TOOL])
+    start = started(tool_format="json_tools", reasoning_format="think", is_reasoning=True)
+
+    def blocks(*pieces: str) -> list[Body]:
+        reader = MessageReader(start, request, shows_thinking=True)
+        found = [dict(event) for delta in deltas(*pieces) for event in reader.read(delta)]
+        assert reader.stop_reason == "tool_use"
+        return [{**block, "id": ""} for block in joined(found)]
+
+    call = {"type": "tool_use", "id": "", "name": "look", "input": {"place": "here"}}
+    whole = blocks(text)
+    assert [block["type"] for block in whole] == ["thinking", "text", "tool_use", "tool_use"]
+    assert whole[0]["thinking"] == "hm"
+    assert whole[2:] == [call, call]
+    for at in range(len(text)):
+        assert blocks(text[:at], text[at:]) == whole
+    assert blocks(*text) == whole
 
 
 def test_b011_a_wait_is_kept_alive_by_comments_and_then_by_pings() -> None:
