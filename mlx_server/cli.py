@@ -88,6 +88,9 @@ def engine_config_of(options: argparse.Namespace) -> EngineConfig:
         max_waiting=options.max_waiting,
         request_timeout_s=options.request_timeout_s,
         cpu_dtype=options.cpu_dtype,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+        chat_template=options.chat_template,
         trust_remote_code=options.trust_remote_code,
         media=MediaLimits(
             allow_private_urls=options.allow_private_image_urls,

@@ -47,7 +47,9 @@ class EngineConfig:
     """How models are loaded and run. `None` leaves a limit to the checkpoint or to the machine.
 
     `memory_limit_bytes` bounds weights, KV state and what text and prepared images take beside
-    them, not images before that. Without a `prefix_cache_dir` no KV state is written to disk.
+    them, not images before that. Without a `prefix_cache_dir` no KV state is written to disk. The
+    parsers are formats by name, `auto` for what the checkpoint's template tells, `none` for none; a
+    `chat_template` is used instead of the checkpoint's.
     """
 
     prefill_step_size: int | None = None
@@ -64,6 +66,9 @@ class EngineConfig:
     max_waiting: int = 256
     request_timeout_s: float = 1800.0
     cpu_dtype: str = "float32"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    chat_template: str | None = None
     trust_remote_code: bool = False
     media: MediaLimits = MediaLimits()
 

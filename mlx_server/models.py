@@ -215,6 +215,13 @@ class GenerationFields(WireModel):
     stream_options: StreamOptions = StreamOptions()
 
 
+class Thinking(WireModel):
+    """How some servers spell `enable_thinking`."""
+
+    type: Literal["enabled", "disabled"]
+    budget_tokens: int | None = None
+
+
 class ChatCompletionRequest(GenerationFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: TokenLimit | None = None
@@ -224,6 +231,7 @@ class ChatCompletionRequest(GenerationFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)] = {}
     enable_thinking: Flag | None = None
+    thinking: Thinking | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )

@@ -6,11 +6,13 @@ import argparse
 import math
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlx_server.config import LOCAL_PAGES
+from mlx_server.parsers.names import AUTO, NONE
+from mlx_server.parsers.tools.templates import template_fault
 
 NO_ORIGINS = "none"
 
@@ -85,6 +87,34 @@ def api_key_of(text: str) -> str:
         # HTTP strips blanks at the end of a header, and clients encode other letters differently.
         raise argparse.ArgumentTypeError("must be printable ASCII characters without blanks")
     return text
+
+
+def parser_of(names: Mapping[str, str]) -> Callable[[str], str]:
+    """Our own name for a format, or one of the words that name none."""
+
+    def parse(text: str) -> str:
+        if text in (AUTO, NONE):
+            return text
+        if text not in names:
+            known = ", ".join([AUTO, NONE, *sorted(names)])
+            raise argparse.ArgumentTypeError(f"must be one of {known}, not {text!r}")
+        return names[text]
+
+    return parse
+
+
+def template_of(text: str) -> str:
+    """The source of the template in that file."""
+    path = Path(non_empty(text)).expanduser()
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        wanted = f"must be a file that can be read, not {text!r}: {reason}"
+        raise argparse.ArgumentTypeError(wanted) from error
+    if fault := template_fault(source):
+        raise argparse.ArgumentTypeError(f"must hold a Jinja template: {text!r}, {fault}")
+    return source
 
 
 def origin_of(text: str) -> str:

@@ -14,9 +14,12 @@ from mlx_server.option_values import (
     number_above,
     number_from,
     origin_of,
+    parser_of,
+    template_of,
     whole_number,
     writable_folder,
 )
+from mlx_server.parsers.names import AUTO, NONE, REASONING_PARSERS, TOOL_PARSERS
 
 API_KEY_VARIABLE = "MLX_SERVER_API_KEY"
 CPU_DTYPES = ("float32", "bfloat16", "float16", "checkpoint")
@@ -67,6 +70,7 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=MODEL",
         help="another name by which requests may ask for a model; may be given more than once",
     )
+    add_format_options(group)
     group.add_argument(
         "--cpu-dtype",
         choices=CPU_DTYPES,
@@ -86,6 +90,28 @@ def add_model_options(group: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help="folder for what the server keeps between runs (default: %(default)s)",
     )
+
+
+def add_format_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--chat-template-file",
+        type=template_of,
+        dest="chat_template",
+        metavar="PATH",
+        help="a chat template in Jinja for all models (default: that of the checkpoint)",
+    )
+    for name, names, what in (
+        ("--tool-call-parser", TOOL_PARSERS, "tool calls"),
+        ("--reasoning-parser", REASONING_PARSERS, "reasoning"),
+    ):
+        group.add_argument(
+            name,
+            type=parser_of(names),
+            default=AUTO,
+            metavar="NAME",
+            help=f"the format in which models write {what}; '{NONE}' leaves the text as it is "
+            "(default: what the chat template shows)",
+        )
 
 
 def add_access_options(group: argparse._ArgumentGroup) -> None:

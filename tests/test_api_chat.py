@@ -251,8 +251,9 @@ def test_long_thoughts_and_names_are_cut_into_pieces() -> None:
         json.loads(part)["tool_calls"][0] for part in delta_parts(ToolCallStart(1, "c", "n" * 7000))
     ]
 
-    assert len(thought) == 4
-    assert "".join(part["reasoning_content"] for part in thought) == "é" * 10_000
+    assert len(thought) == 7
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(part[name] for part in thought) == "é" * 10_000
     assert "".join(part["function"]["name"] for part in start) == "n" * 7000
     assert [part.get("id") for part in start] == ["c", None, None]
     assert {part["index"] for part in start} == {1}

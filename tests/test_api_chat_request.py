@@ -237,6 +237,20 @@ def test_b043_logprobs_are_asked_for(fields: dict[str, Any], top_logprobs: int |
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "enable_thinking": True},
+            {"reasoning_effort": "none", "enable_thinking": True},
+        ),
+        (
+            {"reasoning_effort": "minimal", "enable_thinking": False},
+            {"reasoning_effort": "minimal", "enable_thinking": False},
+        ),
+        ({"thinking": {"type": "enabled"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        (
+            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": False},
+        ),
         ({"chat_template_kwargs": {"documents": []}}, {"documents": []}),
     ],
 )

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
+from mlx_server.config import EngineConfig
+from mlx_server.parsers.harmony_marks import MARKS
 from tests.scripted import Script, make_tokenizer
 from tests.scripted_server import Served, Stream, prompt_of, scripted_server
 from tests.tiny.templates import THINKING
@@ -126,3 +129,49 @@ def test_texts_of_plain_completions_are_left_alone(served: Served, thinker: Scri
     thinker.say("<think>", "a STOP", "</think>", "b")
     stream = served.stream("/v1/completions", prompt="x", stop=["STOP"])
     assert stream.content == "<think>a "
+
+
+HARMONY = """{%- for m in messages -%}
+  {{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' -}}
+{%- endfor -%}
+{%- if tools -%}{{- tools | tojson -}}{%- endif -%}
+{{- '<|start|>assistant' -}}{# <|channel|> #}"""
+
+
+@pytest.fixture
+def harmonist() -> Script:
+    tokenizer = make_tokenizer(HARMONY)
+    tokenizer.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
+    return Script(tokenizer)
+
+
+def test_b094_channels_of_special_tokens_are_told_apart(harmonist: Script, tmp_path: Path) -> None:
+    thought = ["<|channel|>", "analysis", "<|message|>", "th", "ink", "<|end|>"]
+    final = ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "four", "<|return|>"]
+    harmonist.say(*thought, *final, "junk")
+    with scripted_server(tmp_path, m=harmonist) as served:
+        assert ask_both_ways(served) == ("think", "four", "stop")
+        assert served.chat()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+
+
+def test_the_mark_that_ends_a_call_ends_the_answer(harmonist: Script, tmp_path: Path) -> None:
+    call = ["<|channel|>", "commentary to=functions.f ", "<|constrain|>", "json", "<|message|>"]
+    harmonist.say(*call, '{"a"', ": 1}", "<|call|>", "junk")
+    with scripted_server(tmp_path, m=harmonist) as served:
+        choice = served.chat(tools=[TOOL])["choices"][0]
+    (made,) = choice["message"]["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+
+
+def test_parsers_can_be_switched_off_and_the_template_given(
+    thinker: Script, tmp_path: Path
+) -> None:
+    thinker.say("a</think>b")
+    off = EngineConfig(reasoning_parser="none")
+    with scripted_server(tmp_path / "off", engine_config=off, m=thinker) as served:
+        assert served.chat()["choices"][0]["message"]["content"] == "a</think>b"
+    other = EngineConfig(chat_template="{{ messages[0].content }}[THINK]")
+    thinker.say_only("a[/THINK]b")
+    with scripted_server(tmp_path / "other", engine_config=other, m=thinker) as served:
+        assert ask_both_ways(served) == ("a", "b", "stop")

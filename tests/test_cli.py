@@ -15,6 +15,8 @@ from mlx_server.options import build_parser
 DEFAULTS = ServerConfig()
 ENGINE = EngineConfig()
 TMP = Path(tempfile.gettempdir())
+TEMPLATE = Path(__file__).parent / "templates" / "echo.jinja"
+BROKEN = TEMPLATE.with_name("broken.jinja")
 
 
 def engine(**values: Any) -> ServerConfig:
@@ -29,6 +31,9 @@ EFFECTS = {
     "--model org/name": replace(DEFAULTS, models=("org/name",)),
     "--alias fast=org/name": replace(DEFAULTS, aliases={"fast": "org/name"}),
     "--cpu-dtype bfloat16": engine(cpu_dtype="bfloat16"),
+    "--tool-call-parser hermes": engine(tool_call_parser="json_tools"),
+    "--reasoning-parser none": engine(reasoning_parser="none"),
+    f"--chat-template-file {TEMPLATE}": engine(chat_template="{{ messages }}"),
     "--trust-remote-code": engine(trust_remote_code=True),
     "--cache-dir /somewhere": replace(DEFAULTS, cache_dir=Path("/somewhere")),
     "--host 0.0.0.0": replace(DEFAULTS, host="0.0.0.0"),
@@ -84,6 +89,15 @@ def test_every_field_is_read_somewhere() -> None:
     source = "\n".join(path.read_text() for path in readers)
     names = [f.name for kind in (ServerConfig, EngineConfig, MediaLimits) for f in fields(kind)]
     assert [name for name in names if not re.search(rf"\.{name}\b", source)] == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["qwen3 qwen3_coder glm47_flash harmony hermes kimi_k2 solar_open step_35 mistral cohere"],
+)
+def test_names_of_other_servers_are_known(names: str) -> None:
+    for name in names.split():
+        parse_args(["--tool-call-parser", name, "--reasoning-parser", name], {})
 
 
 def test_options_that_may_be_repeated_keep_their_order() -> None:
@@ -146,6 +160,12 @@ def test_an_empty_key_in_the_environment_is_none() -> None:
         (["--cors-origin", "localhost"], "have the form http://host:port, not 'localhost'"),
         (["--cors-origin", "http://a/path"], "have the form http://host:port"),
         (["--cors-origin", "http://[a"], "have the form http://host:port"),
+        (["--tool-call-parser", "yaml"], "must be one of auto, none, atem, cohere, "),
+        (["--tool-call-parser", "yaml"], "xlam, not 'yaml'"),
+        (["--reasoning-parser", "yaml"], "must be one of auto, none, cohere, "),
+        (["--chat-template-file", "/nowhere"], "be a file that can be read, not '/nowhere': No "),
+        (["--chat-template-file", str(BROKEN)], "must hold a Jinja template: "),
+        (["--chat-template-file", ""], "argument --chat-template-file: must not be empty"),
         (["--cpu-dtype", "int4"], "argument --cpu-dtype: invalid choice: 'int4'"),
         (["--mod", "x"], "unrecognized arguments: --mod x"),
         (["gemma"], "unrecognized arguments: gemma"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from mlx_server.engine.detokenizer import Detokenizer
+from mlx_server.engine.token_text import TokenText
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 WORDS = ["\u2581Hello", "\u2581world", "\u2581", "ly", "\u2581\u2581", "\u2581a", "b", "\n"]
@@ -187,3 +188,18 @@ def test_a_prompt_that_ends_with_a_replacement_character_is_not_repeated() -> No
 def test_without_tokens_there_is_no_text() -> None:
     assert pieces(BYTE_LEVEL, []) == [""]
     assert pieces(BYTE_LEVEL, [], ids_of(BYTE_LEVEL, "a", "b")) == [""]
+
+
+@both
+def test_special_tokens_that_are_not_hidden_have_a_text(tokenizer: Tokenizer) -> None:
+    start, end, word = ids_of(tokenizer, "<s>", "</s>", "b")
+    detokenizer = Detokenizer(wrap(tokenizer), [start, word], frozenset({end}))
+    out = [detokenizer.feed(token_id) for token_id in (word, start, end, word, start)]
+    assert [*out, detokenizer.finish()] == ["b", "<s>", "", "b", "<s>", ""]
+
+
+def test_marks_show_the_special_tokens_of_which_they_are_made() -> None:
+    text = TokenText(wrap(BYTE_LEVEL))
+    start, end = ids_of(BYTE_LEVEL, "<s>", "</s>")
+    assert text.hidden_ids(()) == {start, end}
+    assert text.hidden_ids(("<s>thought\n", "x")) == {end}

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from mlx_server.parsers.harmony_marks import MARKS
 from mlx_server.parsers.lark import LarkGrammar
 from tests.grammars import accepts, added_tokens, calls_grammar, vocabulary
+from tests.parser_cuts import read
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -59,3 +61,18 @@ def test_any_text_goes_up_to_its_marker(added: tuple[str, ...]) -> None:
     assert accepts(lark, '<v>a </b>\n"</v>', added)
     assert not accepts(lark, "<v>a", added)
     assert not accepts(lark, "<v>a</v>b", added)
+
+
+@pytest.mark.parametrize("added", [(), MARKS])
+def test_calls_of_harmony_are_let_through_one_or_many(added: tuple[str, ...]) -> None:
+    head = "<|channel|>commentary to=functions."
+    call = f'{head}add <|constrain|>json<|message|>{{"a": 1}}<|call|>'
+    other = f"{head}now <|constrain|>json<|message|>{{}}<|call|>"
+    many = calls_grammar("harmony", [ADD, NOW], added=added)
+    assert accepts(many, call, added)
+    assert accepts(many, f"{call}<|start|>assistant{other}", added)
+    assert not accepts(many, call.replace("1", '"one"'), added)
+    single = calls_grammar("harmony", [ADD, NOW], is_parallel=False, added=added)
+    assert accepts(single, other, added)
+    assert not accepts(single, f"{call}<|start|>assistant{other}", added)
+    assert read([call], [ADD, NOW], "harmony", "harmony").calls == (("add", '{"a": 1}'),)

@@ -13,6 +13,7 @@ from mlx_server.config import EngineConfig
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.render import MAX_TEMPLATE_MESSAGE, RESERVED_KWARGS, render
 from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart, TextPart, ToolCall
+from mlx_server.engine.template_habits import wants_arguments_as_text
 from mlx_server.errors import InvalidRequest
 from tests.engine_runs import assistant, system, user
 from tests.scripted import Script, ScriptedLoader, write_scripted_checkpoint
@@ -53,9 +54,15 @@ def test_turns_are_rendered_up_to_where_the_assistant_begins(chatml: LoadedModel
 def test_an_answer_that_is_begun_stands_behind_the_conversation(chatml: LoadedModel) -> None:
     prompt = ChatPrompt((user("hello"),), prefill="I say (")
     assert render(chatml, prompt).endswith("<|im_start|>assistant\nI say (")
-    opening = with_template(chatml, "{{ messages[0].content + '<think>\n' }}")
+    opening = replace(
+        with_template(chatml, "{{ messages[0].content + '<think>\n' }}"), reasoning_format="think"
+    )
     assert render(opening, prompt) == "hello<think>\n</think>\n\nI say ("
     assert render(opening, HELLO) == "hello<think>\n"
+    harmony = replace(
+        with_template(chatml, "{{ messages[0].content }}"), reasoning_format="harmony"
+    )
+    assert render(harmony, prompt) == "hello<|channel|>final<|message|>I say ("
 
 
 def test_b028_parts_of_text_are_lines_of_one_string_for_templates_of_strings(
@@ -197,3 +204,81 @@ def test_names_that_clients_give_are_not_told_back(chatml: LoadedModel) -> None:
     function = {"name": "f", "parameters": {"type": "object", "required": ["zebra"]}}
     prompt = replace(HELLO, tools=({"type": "function", "function": function},))
     assert "zebra" not in refusal(with_template(chatml, template), prompt).message
+
+
+# As Mistral's and DeepSeek's templates write calls: one prints the arguments, one adds them up.
+PRINTS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    "{{ tools }}"
+)
+ADDS = PRINTS.replace("{{ c.function.arguments }}", "{{ '```json\\n' + c.function.arguments }}")
+DUMPS = PRINTS.replace("arguments }}", "arguments | tojson }}")
+ITEMS = PRINTS.replace(
+    "{{ c.function.arguments }}",
+    "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }};{% endfor %}",
+)
+EITHER = PRINTS.replace(
+    "{{ c.function.arguments }}",
+    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+)
+STRICT = "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}" + PRINTS
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (PRINTS, '{"place": "hére", "deep": {"n": [1, 2]}}'),
+        (ADDS, '```json\n{"place": "hére", "deep": {"n": [1, 2]}}'),
+        (DUMPS, '{"place": "hére", "deep": {"n": [1, 2]}}'),
+        (ITEMS, "place=hére;deep={'n': [1, 2]};"),
+        (EITHER, '{"place": "hére", "deep": {"n": [1, 2]}}'),
+    ],
+    ids=["prints", "adds", "dumps", "items", "either"],
+)
+def test_b033_arguments_of_the_history_come_in_the_form_the_template_wants(
+    chatml: LoadedModel, template: str, written: str
+) -> None:
+    call = replace(CALL, arguments={"place": "h\u00e9re", "deep": {"n": [1, 2]}})
+    messages = (user("x"), ChatMessage("assistant", tool_calls=(call,)))
+    text = render(with_template(chatml, template), ChatPrompt(messages))
+    assert f"look[ARGS]{written}" in text
+
+
+def test_templates_that_take_no_call_get_arguments_as_objects() -> None:
+    assert wants_arguments_as_text(PRINTS)
+    assert not wants_arguments_as_text(STRICT)
+    assert not wants_arguments_as_text(templates.CHATML)
+    assert not wants_arguments_as_text("{% if %}")
+
+
+@pytest.mark.parametrize(("value", "written"), [(True, "True"), (False, "False")])
+def test_b090_a_template_that_calls_the_switch_otherwise_gets_it_too(
+    chatml: LoadedModel, value: bool, written: str
+) -> None:
+    echo = with_template(chatml, "{{ thinking }}")
+    asked = replace(HELLO, template_kwargs={"enable_thinking": value})
+    assert render(echo, asked) == written
+    asked = replace(HELLO, template_kwargs={"enable_thinking": value, "thinking": 3})
+    assert render(echo, asked) == "3"
+
+
+@pytest.mark.parametrize(
+    ("effort", "written"),
+    [("none", "low"), ("minimal", "low"), ("medium", "medium"), ("xhigh", "high"), (7, "7")],
+)
+def test_harmony_gets_efforts_that_it_knows(chatml: LoadedModel, effort: Any, written: str) -> None:
+    echo = replace(with_template(chatml, "{{ reasoning_effort }}"), reasoning_format="harmony")
+    assert render(echo, replace(HELLO, template_kwargs={"reasoning_effort": effort})) == written
+    other = replace(echo, reasoning_format="think")
+    asked = replace(HELLO, template_kwargs={"reasoning_effort": "minimal"})
+    assert render(other, asked) == "minimal"
+
+
+def test_thoughts_reach_templates_that_call_them_otherwise(chatml: LoadedModel) -> None:
+    echo = with_template(
+        chatml, "{% for message in messages %}[{{ message.thinking }}]{% endfor %}"
+    )
+    call = ChatMessage("assistant", reasoning_content="hmm", tool_calls=(CALL,))
+    said = ChatMessage("assistant", (TextPart("x"),), reasoning_content="hmm")
+    assert render(echo, ChatPrompt((call, said))) == "[hmm][]"

@@ -46,6 +46,10 @@ def template_kwargs(wire: ChatCompletionRequest) -> Mapping[str, Any]:
         kwargs["reasoning_effort"] = wire.reasoning_effort
         if wire.reasoning_effort == "none":
             kwargs["enable_thinking"] = False
+    if wire.thinking is not None:
+        if wire.thinking.budget_tokens is not None:
+            raise unsupported("thinking.budget_tokens")
+        kwargs["enable_thinking"] = wire.thinking.type == "enabled"
     if wire.enable_thinking is not None:
         kwargs["enable_thinking"] = wire.enable_thinking
     return kwargs

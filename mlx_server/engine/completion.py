@@ -12,13 +12,14 @@ from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import Delta, FinishReason, TokenLogprob
 from mlx_server.engine.stop import StopMatcher
 from mlx_server.engine.stop_scope import StopBehindReasoning
-from mlx_server.parsers.reasoning import Segmenter
+from mlx_server.parsers.segments import Segmenter
 
 
 class Completion:
     """Ends at a stop token, a stop string or `max_tokens`, whichever comes first.
 
-    Stop strings end what is no reasoning, if there is a `segmenter` to tell the two apart.
+    Stop strings end what is no reasoning, if there is a `segmenter` to tell the two apart. Special
+    tokens that `marks` are made of have a text.
     The logprobs of a token wait until its text may go out, so that none belongs to a stop string.
     """
 
@@ -31,11 +32,13 @@ class Completion:
         max_tokens: int,
         stop: tuple[str, ...],
         segmenter: Segmenter | None = None,
+        marks: tuple[str, ...] = (),
     ) -> None:
         self._loaded = loaded
         self._index = index
         self._max_tokens = max_tokens
-        self._detokenizer = Detokenizer(loaded.tokenizer, prompt_ids)
+        hidden_ids = loaded.token_text.hidden_ids(marks) if marks else None
+        self._detokenizer = Detokenizer(loaded.tokenizer, prompt_ids, hidden_ids)
         self._stop = StopMatcher(stop)
         if stop and segmenter is not None:
             self._stop = StopBehindReasoning(stop, segmenter)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
@@ -17,14 +17,17 @@ class _Backend(Protocol):
 
 
 class Detokenizer:
-    """Text of one sequence. Special tokens have no text; bytes that never become a character are
-    dropped.
+    """Text of one sequence. Special tokens have no text, unless there are `hidden_ids`: then all
+    others have. Bytes that never become a character are dropped.
 
     The prompt's last tokens are the context in which the first new token is decoded, since many
     tokenizers write a leading space only after other text.
     """
 
-    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Any, prompt_ids: Sequence[int], hidden_ids: Container[int] | None = None
+    ) -> None:
+        self._hidden_ids = hidden_ids
         self._backend: _Backend = tokenizer.backend_tokenizer
         self._window = self._context(prompt_ids)
         self._num_shown = len(self._window)
@@ -70,4 +73,7 @@ class Detokenizer:
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return self._backend.decode(ids, skip_special_tokens=True)
+        if self._hidden_ids is None:
+            return self._backend.decode(ids, skip_special_tokens=True)
+        shown = [token_id for token_id in ids if token_id not in self._hidden_ids]
+        return self._backend.decode(shown, skip_special_tokens=False)

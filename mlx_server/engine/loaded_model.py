@@ -11,7 +11,10 @@ from mlx_server.config import KVQuantisation
 from mlx_server.engine.kv_caches import KVCaches, keep_all_positions
 from mlx_server.engine.kv_quantisation import quantised
 from mlx_server.engine.sampler_row import SamplingDefaults
+from mlx_server.engine.sequence import ChatPrompt, RawPrompt
 from mlx_server.engine.token_text import TokenText
+from mlx_server.parsers.reasoning import REASONING_FORMATS
+from mlx_server.parsers.tools import marks_of
 
 # Families whose image positions and features were seen to survive a prefill that starts behind some
 # of the images; the others are prefilled whole whenever a prompt has pictures.
@@ -38,11 +41,21 @@ class LoadedModel:
     vocab_size: int
     stop_token_ids: frozenset[int]
     defaults: SamplingDefaults
-    tool_format: str
+    tool_format: str | None
     token_text: TokenText
     can_batch: bool = True
     kv_quantisation: KVQuantisation | None = None
     reasoning_format: str | None = None
+
+    def marks_of(self, prompt: ChatPrompt | RawPrompt) -> tuple[str, ...]:
+        """The texts that have a meaning in an answer, for whoever reads it."""
+        if isinstance(prompt, RawPrompt):
+            return ()
+        reasoning, calls = self.reasoning_format, self.tool_format if prompt.tools else None
+        return (
+            *(REASONING_FORMATS[reasoning].marks if reasoning is not None else ()),
+            *(marks_of(calls) if calls is not None else ()),
+        )
 
     @property
     def takes_one_row(self) -> bool:

@@ -25,8 +25,9 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.processors import Processor, Processors
 from mlx_server.engine.sampler_row import SamplingDefaults
 from mlx_server.engine.token_text import TokenText
-from mlx_server.parsers.reasoning import detect_reasoning_format
-from mlx_server.parsers.tools import detect_tool_format
+from mlx_server.parsers.harmony_marks import CALL, RETURN
+from mlx_server.parsers.reasoning import HARMONY, reasoning_format_of
+from mlx_server.parsers.tools import tool_format_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,14 @@ def assemble(
     if getattr(processor, "chat_template", None) is None:
         # Gemma 3's processor does not take over its tokenizer's template
         processor.chat_template = facts.chat_template
-    chat_template = facts.chat_template or getattr(tokenizer, "chat_template", None)
+    chat_template = (
+        config.chat_template or facts.chat_template or getattr(tokenizer, "chat_template", None)
+    )
+    tool_format = tool_format_of(config.tool_call_parser, chat_template, facts.model_type)
+    reasoning_format = reasoning_format_of(config.reasoning_parser, chat_template)
+    stop_token_ids = _stop_token_ids(model, processor, tokenizer)
+    if HARMONY in (tool_format, reasoning_format):
+        stop_token_ids |= _ids_of(tokenizer, CALL, RETURN)
     caches = make_prompt_cache(model.language_model)
     if config.kv_quantisation is not None:
         refuse_unless_quantisable(model.language_model, caches, config.kv_quantisation)
@@ -78,13 +86,13 @@ def assemble(
         chat_template=chat_template,
         context_length=_context_length(facts, config),
         vocab_size=_vocab_size(model, token_text),
-        stop_token_ids=_stop_token_ids(model, processor, tokenizer),
+        stop_token_ids=stop_token_ids,
         defaults=_defaults(facts),
-        tool_format=detect_tool_format(chat_template, facts.model_type),
+        tool_format=tool_format,
         token_text=token_text,
         can_batch=can_be_batched(caches),
         kv_quantisation=config.kv_quantisation,
-        reasoning_format=detect_reasoning_format(chat_template),
+        reasoning_format=reasoning_format,
     )
 
 
@@ -118,6 +126,12 @@ def _stop_token_ids(model: Any, processor: Any, tokenizer: Any) -> frozenset[int
     """The union of what config, generation_config and tokenizer call the end."""
     configured = resolve_eos_token_ids(getattr(model.config, "eos_token_id", None), tokenizer)
     return frozenset((*configured, *getattr(processor, "additional_eos_token_ids", ())))
+
+
+def _ids_of(tokenizer: Any, *tokens: str) -> frozenset[int]:
+    """Those of the tokens that the vocabulary has."""
+    ids = map(tokenizer.backend_tokenizer.token_to_id, tokens)
+    return frozenset(token_id for token_id in ids if token_id is not None)
 
 
 def _defaults(facts: CheckpointFacts) -> SamplingDefaults:

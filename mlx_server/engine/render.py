@@ -9,9 +9,13 @@ from typing import Any
 import jinja2
 
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart, TextPart
+from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart, TextPart, ToolCall
+from mlx_server.engine.template_habits import TEMPLATE_FAILURES, wants_arguments_as_text
 from mlx_server.errors import InvalidRequest
-from mlx_server.parsers.tools import template_knows_tools
+from mlx_server.parsers.harmony_marks import CHANNEL, MESSAGE
+from mlx_server.parsers.reasoning import HARMONY, REASONING_FORMATS, opens_reasoning
+from mlx_server.parsers.tools import DEFAULT, template_knows_tools, template_variables
+from mlx_server.parsers.tools.call import to_json
 from mlx_server.parsers.tools.prompting import describe_in_prompt
 
 # Arguments of apply_chat_template that are ours to give; anything else reaches the template.
@@ -36,29 +40,29 @@ RESERVED_KWARGS = frozenset(
     }
 )
 MAX_TEMPLATE_MESSAGE = 200
-# What the code of a template can raise beside jinja2's own errors.
-TEMPLATE_FAILURES = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-OPENED_REASONING = re.compile(r"<(?P<tag>think|thinking|seed:think)>\s*\Z")
 STRING_TEST = re.compile(r"is (not )?string")
+THINKING_FIELD = re.compile(r"""\.thinking\b|\[["']thinking["']\]|get\(["']thinking["']""")
+HARMONY_ANSWER = f"{CHANNEL}final{MESSAGE}"
+# The efforts that harmony knows, by those that it does not.
+HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
     """The prompt's text up to where the model goes on; a refusal by the template is a 400."""
     text = _conversation(loaded, prompt)
-    return _without_open_reasoning(text) + prompt.prefill if prompt.prefill else text
+    return _up_to_answer(loaded, text) + prompt.prefill if prompt.prefill else text
 
 
-def _without_open_reasoning(text: str) -> str:
-    """The answer shall go on behind it; some templates open reasoning whatever they are told."""
-    opened = OPENED_REASONING.search(text)
-    return f"{text}</{opened['tag']}>\n\n" if opened else text
+def _up_to_answer(loaded: LoadedModel, text: str) -> str:
+    """The text up to the first word for the user; some templates open reasoning whatever they are
+    told.
+    """
+    name = loaded.reasoning_format
+    if name == HARMONY:
+        return f"{text}{HARMONY_ANSWER}"
+    if name is not None and opens_reasoning(name, text):
+        return f"{text}{REASONING_FORMATS[name].ends[0]}\n\n"
+    return text
 
 
 def _conversation(loaded: LoadedModel, prompt: ChatPrompt) -> str:
@@ -74,7 +78,7 @@ def _conversation(loaded: LoadedModel, prompt: ChatPrompt) -> str:
             param="chat_template_kwargs",
         )
     if not template_knows_tools(loaded.chat_template):
-        prompt = describe_in_prompt(prompt, loaded.tool_format)
+        prompt = describe_in_prompt(prompt, loaded.tool_format or DEFAULT)
     try:
         return _apply(loaded, prompt)
     except jinja2.TemplateError as error:
@@ -111,9 +115,21 @@ def _apply(loaded: LoadedModel, prompt: ChatPrompt) -> str:
         chat_template=loaded.chat_template,
         add_generation_prompt=True,
         tokenize=False,
-        **prompt.template_kwargs,
+        **_template_kwargs(prompt.template_kwargs, loaded),
     )
     return text
+
+
+def _template_kwargs(given: Mapping[str, Any], loaded: LoadedModel) -> Mapping[str, Any]:
+    """The switches in the words of the template."""
+    kwargs = dict(given)
+    is_on = kwargs.get("enable_thinking")
+    if is_on is not None and "thinking" in template_variables(loaded.chat_template):
+        kwargs.setdefault("thinking", is_on)
+    effort = kwargs.get("reasoning_effort")
+    if loaded.reasoning_format == HARMONY and isinstance(effort, str):
+        kwargs["reasoning_effort"] = HARMONY_EFFORTS.get(effort, effort)
+    return kwargs
 
 
 def _template_message(message: ChatMessage, loaded: LoadedModel) -> dict[str, Any]:
@@ -124,16 +140,20 @@ def _template_message(message: ChatMessage, loaded: LoadedModel) -> dict[str, An
         rendered["tool_call_id"] = message.tool_call_id
     if message.reasoning_content is not None:
         rendered["reasoning_content"] = message.reasoning_content
+        if THINKING_FIELD.search(loaded.chat_template or "") and not message.content:
+            # one of the families that call it so refuses it beside a content
+            rendered["thinking"] = message.reasoning_content
     if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": dict(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
+        rendered["tool_calls"] = [_template_call(call, loaded) for call in message.tool_calls]
     return rendered
+
+
+def _template_call(call: ToolCall, loaded: LoadedModel) -> dict[str, Any]:
+    arguments: str | dict[str, Any] = dict(call.arguments)
+    if wants_arguments_as_text(loaded.chat_template or ""):
+        arguments = to_json(arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _content(message: ChatMessage, loaded: LoadedModel) -> str | list[Mapping[str, str]]:

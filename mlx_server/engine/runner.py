@@ -30,7 +30,8 @@ from mlx_server.engine.sequence import (
     Started,
 )
 from mlx_server.errors import GenerationFailed, InvalidRequest, ServerError
-from mlx_server.parsers.reasoning import Segmenter, make_segmenter, opens_reasoning
+from mlx_server.parsers.reasoning import make_segmenter, opens_reasoning
+from mlx_server.parsers.segments import Segmenter
 
 # Running this few tokens once more costs less than looking after the KV state that spares it.
 MIN_SHARED = 32
@@ -363,6 +364,7 @@ class Runner:
             max_tokens=room if limit is None else min(limit, room),
             stop=sequence.request.stop,
             segmenter=self._segmenter(sequence, prompt),
+            marks=self.loaded.marks_of(request.prompt),
         )
         return Row(sequence, prompt, completion, self._admission.first_share(sequence))
 

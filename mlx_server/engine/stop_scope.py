@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlx_server.engine.stop import StopMatcher
-from mlx_server.parsers.reasoning import Kind, Segment, Segmenter
+from mlx_server.parsers.segments import Kind, Segment, Segmenter
 
 
 class StopBehindReasoning(StopMatcher):

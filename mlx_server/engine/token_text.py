@@ -16,6 +16,7 @@ class TokenText:
     def __init__(self, tokenizer: Any) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._is_byte_level = "ByteLevel" in repr(self._backend.decoder)
+        self._hidden: dict[tuple[str, ...], frozenset[int]] = {}
 
     @cached_property
     def vocab_size(self) -> int:
@@ -25,6 +26,17 @@ class TokenText:
     def longest(self) -> int:
         """Characters of the longest token: text of n characters has at least n / longest tokens."""
         return max(map(len, self._backend.get_vocab()))
+
+    def hidden_ids(self, marks: tuple[str, ...]) -> frozenset[int]:
+        """The special tokens but those of which the marks are made."""
+        if marks not in self._hidden:
+            added = self._backend.get_added_tokens_decoder()
+            self._hidden[marks] = frozenset(
+                token_id
+                for token_id, token in added.items()
+                if token.special and not any(token.content in mark for mark in marks)
+            )
+        return self._hidden[marks]
 
     def token_bytes(self, token_id: int) -> bytes:
         piece: str | None = self._backend.id_to_token(token_id)

@@ -17,8 +17,10 @@ from mlx_server.parsers.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
+from mlx_server.parsers.harmony_output import HarmonyOutput
 from mlx_server.parsers.marker import MarkerSplitter
-from mlx_server.parsers.reasoning import Kind, Segment, make_segmenter
+from mlx_server.parsers.reasoning import HARMONY, make_segmenter
+from mlx_server.parsers.segments import Kind, Segment
 from mlx_server.parsers.tools import TOOL_FORMATS
 from mlx_server.parsers.tools.call import BlockReader, CallEnd, CallEvent, NotACall
 from mlx_server.parsers.tools.held_block import HeldBlock
@@ -48,6 +50,44 @@ class OutputParser:
         reasoning_format: str | None = None,
         is_reasoning: bool = False,
     ) -> None:
+        self._output: HarmonyOutput | _MarkedOutput
+        if HARMONY in (tool_format, reasoning_format):
+            self._output = HarmonyOutput(
+                tools if tool_format == HARMONY else (),
+                is_reasoning=is_reasoning,
+                tells_reasoning=reasoning_format is not None,
+            )
+        else:
+            self._output = _MarkedOutput(tool_format, tools, reasoning_format, is_reasoning)
+
+    @property
+    def num_tool_calls(self) -> int:
+        """Those that are complete."""
+        return self._output.num_tool_calls
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes next belongs to the reasoning."""
+        return self._output.is_reasoning
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        return self._output.feed(text)
+
+    def finish(self) -> list[OutputDelta]:
+        """The text is over; nothing may be fed after this."""
+        return self._output.finish()
+
+
+class _MarkedOutput:
+    """An answer in which marks stand around reasoning and calls."""
+
+    def __init__(
+        self,
+        tool_format: str | None,
+        tools: Sequence[Mapping[str, Any]],
+        reasoning_format: str | None,
+        is_reasoning: bool,
+    ) -> None:
         self._tools = tools
         self._format = TOOL_FORMATS[tool_format] if tool_format is not None and tools else None
         self._segmenter = (
@@ -55,7 +95,7 @@ class OutputParser:
             if reasoning_format is not None
             else None
         )
-        self._splitter = MarkerSplitter(*[self._format.tool_call_start] if self._format else ())
+        self._splitter = MarkerSplitter(*self._format.readers if self._format else ())
         self._block: BlockReader | None = None
         self._is_in_reasoning = False  # what is being read, which lags behind the segmenter
         self._writer = DeltaWriter()
@@ -66,7 +106,6 @@ class OutputParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text that comes next belongs to the reasoning."""
         return self._segmenter is not None and self._segmenter.is_reasoning
 
     def feed(self, text: str) -> list[OutputDelta]:
@@ -77,7 +116,6 @@ class OutputParser:
         return self._writer.take()
 
     def finish(self) -> list[OutputDelta]:
-        """The text is over; nothing may be fed after this."""
         if self._segmenter is not None:
             self._read_segments(self._segmenter.finish())
         self._end_part()
@@ -111,15 +149,13 @@ class OutputParser:
         split = self._splitter.feed(text)
         self._add(split.before)
         if split.behind is not None:
-            self._block = self._make_reader()
+            self._block = self._make_reader(split.marker)
         return split.behind
 
-    def _make_reader(self) -> BlockReader:
+    def _make_reader(self, start: str) -> BlockReader:
         assert self._format is not None
-        reader = self._format.make_reader(self._tools)
-        if not self._is_in_reasoning:
-            return reader
-        return HeldBlock(reader, self._format.tool_call_start, self._tools)
+        reader = self._format.readers[start](self._tools)
+        return HeldBlock(reader, start, self._tools) if self._is_in_reasoning else reader
 
     def _read_block(self, text: str) -> str | None:
         """Read up to the end of the block; return the text behind it."""

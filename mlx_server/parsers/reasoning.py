@@ -7,36 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Protocol
 
+from mlx_server.parsers.harmony import HarmonySegmenter
+from mlx_server.parsers.harmony_marks import MARKS
 from mlx_server.parsers.marker import MarkerSplitter
+from mlx_server.parsers.names import AUTO, NONE
+from mlx_server.parsers.segments import Kind, Segment, Segmenter
 
+HARMONY = "harmony"
 MAX_LEADING_SPACE = 256
-
-
-class Kind(Enum):
-    REASONING = auto()
-    REST = auto()
-    MARK = auto()  # between the two, and part of neither
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    kind: Kind
-    text: str
-
-
-class Segmenter(Protocol):
-    """The segments of an answer join to its text; their kinds do not depend on how it was cut."""
-
-    is_reasoning: bool
-
-    def feed(self, text: str) -> Sequence[Segment]: ...
-
-    def finish(self) -> Sequence[Segment]:
-        """The text is over: what was held back was no tag."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +38,7 @@ class ReasoningFormat:
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "think": ReasoningFormat(("<think>", "<thinking>"), ("</think>", "</thinking>"), at_start=True),
     "seed": ReasoningFormat(("<seed:think>",), ("</seed:think>",), at_start=True),
+    "longcat": ReasoningFormat(("<longcat_think>",), ("</longcat_think>",), at_start=True),
     "granite": ReasoningFormat(
         ("Here is my thought process:", "Here's my thought process:"),
         ("Here is my response:", "Here's my response:"),
@@ -72,18 +52,27 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     ),
     "gemma4": ReasoningFormat(("<|channel>thought\n",), ("<channel|>",)),
     "solar_open": ReasoningFormat(
-        ("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>", "<|tool_calls|>")
+        ("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>")
     ),
+    "xtml": ReasoningFormat(
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>",),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    HARMONY: ReasoningFormat(("<|channel|>analysis<|message|>",), ("<|end|>",), MARKS),
 }
 
 
 # In this order: some marks stand in several templates.
 TEMPLATE_MARKS: Sequence[tuple[str, tuple[str, ...]]] = (
+    (HARMONY, ("<|channel|>", "<|message|>")),
     ("gemma4", ("<channel|>",)),
     ("solar_open", ("<|think|>", "<|begin|>")),
     ("cohere", ("<|START_THINKING|>",)),
     ("mistral", ("[THINK]",)),
     ("seed", ("<seed:think>",)),
+    ("longcat", ("<longcat_think>",)),
+    ("xtml", ("<|open|>", "<|sep|>")),
     ("granite", ("my thought process:",)),
     ("think", ("<think>",)),
     ("think", ("</think>",)),
@@ -101,7 +90,16 @@ def detect_reasoning_format(chat_template: str | None) -> str | None:
 
 def make_segmenter(reasoning_format: str, *, is_reasoning: bool) -> Segmenter:
     """`is_reasoning` tells that the prompt has opened the reasoning."""
+    if reasoning_format == HARMONY:
+        return HarmonySegmenter(is_reasoning=is_reasoning)
     return TagSegmenter(REASONING_FORMATS[reasoning_format], is_reasoning=is_reasoning)
+
+
+def reasoning_format_of(asked_for: str, chat_template: str | None) -> str | None:
+    """The format that a user has asked for, who may leave it to the template or want none."""
+    if asked_for == AUTO:
+        return detect_reasoning_format(chat_template)
+    return None if asked_for == NONE else asked_for
 
 
 def opens_reasoning(reasoning_format: str, prompt: str) -> bool:
