@@ -108,7 +108,7 @@ def test_b088_marks_that_are_missing_lose_nothing(text: str, reasoning: str, con
 
 @pytest.mark.parametrize(
     ("body", "streamed"),
-    [('{"a": 1', '{"a": 1'), ('{"a": }', '{"a": '), ("[1]", None), ('{"a":1} x', '{"a":1')],
+    [('{"a": "1', '{"a": "1'), ('{"a": }', '{"a": '), ("[1]", None), ('{"a":1} x', '{"a":1')],
 )
 def test_b073_what_is_no_json_object_comes_as_content(body: str, streamed: str | None) -> None:
     found = answer(f"{call_of('f', body)}<|call|>")

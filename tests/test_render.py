@@ -220,7 +220,7 @@ ITEMS = PRINTS.replace(
 )
 EITHER = PRINTS.replace(
     "{{ c.function.arguments }}",
-    "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}",
+    "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}",
 )
 STRICT = "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}" + PRINTS
 
@@ -275,10 +275,12 @@ def test_harmony_gets_efforts_that_it_knows(chatml: LoadedModel, effort: Any, wr
     assert render(other, asked) == "minimal"
 
 
-def test_thoughts_reach_templates_that_call_them_otherwise(chatml: LoadedModel) -> None:
-    echo = with_template(
-        chatml, "{% for message in messages %}[{{ message.thinking }}]{% endfor %}"
-    )
-    call = ChatMessage("assistant", reasoning_content="hmm", tool_calls=(CALL,))
-    said = ChatMessage("assistant", (TextPart("x"),), reasoning_content="hmm")
-    assert render(echo, ChatPrompt((call, said))) == "[hmm][]"
+def test_harmony_gets_no_thoughts_beside_content_and_calls(chatml: LoadedModel) -> None:
+    template = "{% for m in messages %}[{{ m.thinking }}]{% endfor %}{% if tools %}{% endif %}"
+    echo = with_template(chatml, template)
+    alone = ChatMessage("assistant", reasoning_content="hmm", tool_calls=(CALL,))
+    both = replace(alone, content=(TextPart("x"),))
+    said = replace(both, tool_calls=())
+    prompt = ChatPrompt((alone, both, said))
+    assert render(replace(echo, reasoning_format="harmony"), prompt) == "[hmm][][hmm]"
+    assert render(echo, prompt) == "[hmm][hmm][hmm]"

@@ -41,7 +41,6 @@ RESERVED_KWARGS = frozenset(
 )
 MAX_TEMPLATE_MESSAGE = 200
 STRING_TEST = re.compile(r"is (not )?string")
-THINKING_FIELD = re.compile(r"""\.thinking\b|\[["']thinking["']\]|get\(["']thinking["']""")
 HARMONY_ANSWER = f"{CHANNEL}final{MESSAGE}"
 # The efforts that harmony knows, by those that it does not.
 HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
@@ -138,11 +137,10 @@ def _template_message(message: ChatMessage, loaded: LoadedModel) -> dict[str, An
         rendered["name"] = message.name
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
+    # the templates of harmony refuse a call that has both reasoning and content
+    is_refused = loaded.reasoning_format == HARMONY and message.tool_calls and message.content
+    if message.reasoning_content is not None and not is_refused:
         rendered["reasoning_content"] = message.reasoning_content
-        if THINKING_FIELD.search(loaded.chat_template or "") and not message.content:
-            # one of the families that call it so refuses it beside a content
-            rendered["thinking"] = message.reasoning_content
     if message.tool_calls:
         rendered["tool_calls"] = [_template_call(call, loaded) for call in message.tool_calls]
     return rendered

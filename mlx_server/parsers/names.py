@@ -56,7 +56,6 @@ REASONING_PARSERS: Mapping[str, str] = by_name(
             "glm4_moe",
             "hermes",
             "holo2",
-            "hunyuan_a13b",
             "iquest_coder_v1",
             "kimi_k2",
             "minimax_m2",

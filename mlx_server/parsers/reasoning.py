@@ -50,7 +50,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ("<|END_THINKING|>",),
         ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    "gemma4": ReasoningFormat(("<|channel>thought\n",), ("<channel|>",)),
+    "gemma4": ReasoningFormat(("<|channel>thought",), ("<channel|>",)),
     "solar_open": ReasoningFormat(
         ("<|think|>",), ("<|end|>",), ("<|begin|>assistant", "<|content|>")
     ),
@@ -168,10 +168,12 @@ class TagSegmenter:
 
     def _go_on(self) -> None:
         self._start = None
-        if self.is_reasoning:
+        if not self._form.at_start:
+            self._splitter = MarkerSplitter(*self._form.marks)
+        elif self.is_reasoning:
             self._splitter = MarkerSplitter(*self._form.ends)
         else:
-            self._splitter = MarkerSplitter(*(() if self._form.at_start else self._form.marks))
+            self._splitter = MarkerSplitter()
 
     def _add(self, text: str) -> None:
         if text:
