@@ -14,6 +14,7 @@ from mlx_server.api.messages import messages_router
 from mlx_server.api.model_list import model_list_router
 from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.request_list import request_list_router
+from mlx_server.api.tokens import tokens_router
 from mlx_server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def api_router(config: ServerConfig, engine: Engine) -> APIRouter:
     endpoints.include_router(chat_router(config, open_requests))
     endpoints.include_router(completions_router(config, open_requests))
     endpoints.include_router(messages_router(config, open_requests))
+    endpoints.include_router(tokens_router(open_requests))
     endpoints.include_router(request_list_router(open_requests))
     endpoints.include_router(model_list_router(engine))
     endpoints.include_router(health_router(engine))

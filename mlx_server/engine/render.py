@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -104,7 +105,7 @@ def merge_system_into_user(prompt: ChatPrompt) -> ChatPrompt:
         others.insert(0, ChatMessage("user"))
     first = others[0]
     merged = ChatMessage("user", (*lead, *first.content), name=first.name)
-    return ChatPrompt((merged, *others[1:]), prompt.tools, prompt.template_kwargs)
+    return replace(prompt, messages=(merged, *others[1:]))
 
 
 def _apply(loaded: LoadedModel, prompt: ChatPrompt) -> str:
@@ -112,7 +113,7 @@ def _apply(loaded: LoadedModel, prompt: ChatPrompt) -> str:
         [_template_message(message, loaded) for message in prompt.messages],
         tools=[dict(tool) for tool in prompt.tools] or None,
         chat_template=loaded.chat_template,
-        add_generation_prompt=True,
+        add_generation_prompt=prompt.add_generation_prompt,
         tokenize=False,
         **_template_kwargs(prompt.template_kwargs, loaded),
     )
