@@ -209,6 +209,15 @@ def test_b090_without_thinking_all_is_the_answer(
     assert (block.type, block.text) == ("text", "Paris")
 
 
+def test_the_count_is_that_of_the_answer(client: anthropic.Anthropic, script: Script) -> None:
+    script.say("fine")
+    fields = asked(system="be kind", tools=[TOOL])
+    counted = client.messages.count_tokens(
+        **{name: value for name, value in fields.items() if name != "max_tokens"}
+    )
+    assert counted.input_tokens == client.messages.create(**fields).usage.input_tokens
+
+
 def test_the_key_is_checked(served: Served, script: Script) -> None:
     script.say("fine")
     with (

@@ -1,8 +1,9 @@
-"""POST /v1/messages: Anthropic's Messages API over the same engine."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the same engine."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -15,12 +16,13 @@ from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.parameters import check_fields
 from mlx_server.api.run import run_to_end
 from mlx_server.api.sse import start_stream
+from mlx_server.api.tokens_sink import prompt_of
 from mlx_server.api.validation import Model, validate
 from mlx_server.api.wire_json import json_response
 from mlx_server.config import ServerConfig
 from mlx_server.engine.sequence import GenerationRequest, ResponseFormat, SamplingParams
 from mlx_server.errors import InvalidRequest
-from mlx_server.messages_wire import CountTokensRequest, MessagesRequest
+from mlx_server.messages_wire import CountTokensRequest, MessagesRequest, TokenCount
 
 KEEP_THINKING = "clear_thinking_20251015"
 # Fields of the API that are not honoured, with the values that ask for nothing special.
@@ -59,27 +61,45 @@ def messages_router(config: ServerConfig, open_requests: OpenRequests) -> APIRou
         await run_to_end(open_requests.begin([asked], answer, request))
         return json_response(answer.body())
 
+    @router.post("/messages/count_tokens")
+    async def count_message_tokens(request: Request) -> Response:
+        """How many tokens the prompt of such a message has."""
+        asked = await read_body(request, parse_count)
+        prompt = await prompt_of(asked, request, open_requests)
+        count: TokenCount = {"input_tokens": len(prompt.token_ids)}
+        return json_response(count)
+
     return router
 
 
 def parse_message(body: JsonObject) -> tuple[MessagesRequest, GenerationRequest]:
     wire = read_fields(body, MessagesRequest)
-    asked = GenerationRequest(
-        request_id=f"msg_{uuid.uuid4().hex}",
-        model=wire.model,
-        prompt=messages_prompt(wire),
+    asked = replace(
+        prompt_request(wire),
         sampling=SamplingParams(temperature=wire.temperature, top_p=wire.top_p, top_k=wire.top_k),
         max_tokens=wire.max_tokens,
         stop=tuple(wire.stop_sequences),
-        response_format=response_format(wire),
-        tool_choice=tool_choice(wire),
-        thinking_budget=thinking_budget(wire),
     )
     return wire, asked
 
 
+def parse_count(body: JsonObject) -> GenerationRequest:
+    return prompt_request(read_fields(body, CountTokensRequest))
+
+
+def prompt_request(wire: CountTokensRequest) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=f"msg_{uuid.uuid4().hex}",
+        model=wire.model,
+        prompt=messages_prompt(wire),
+        response_format=response_format(wire),
+        tool_choice=tool_choice(wire),
+        thinking_budget=thinking_budget(wire),
+    )
+
+
 def read_fields(body: JsonObject, model: type[Model]) -> Model:
-    check_fields(body, model.model_fields, NEUTRAL_VALUES)
+    check_fields(body, MessagesRequest.model_fields, NEUTRAL_VALUES)
     return validate(model, body, hints={})
 
 
