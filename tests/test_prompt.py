@@ -11,7 +11,8 @@ import pytest
 
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.media import LoadedImage
-from mlx_server.engine.prompt import COUNTED_PIECE, PreparedPrompt, prepare
+from mlx_server.engine.prompt import PreparedPrompt, prepare
+from mlx_server.engine.prompt_bound import COUNTED_PIECE
 from mlx_server.engine.sequence import ChatMessage, ChatPrompt, RawPrompt, TextPart, ToolCall
 from mlx_server.errors import ContextLengthExceeded, InvalidRequest
 from tests.engine_runs import assistant, make_runner, make_sequence, picture, run, system, user

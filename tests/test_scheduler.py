@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlx_server.engine.pace import MIN_CHUNK
 from mlx_server.engine.scheduler import (
     BURST_STALLS,
     MAX_WAITING_PICTURE_BYTES,
     MAX_WITH_PICTURES,
 )
+from mlx_server.engine.sequence import PromptOnly, Sequence
 from mlx_server.engine.steps import DecodeStep, LoadStep, PrefillStep, PrepareStep
 from tests.scheduling import (
+    PATIENCE_S,
     STALL_S,
     add,
     begin_all,
@@ -269,3 +273,50 @@ def test_those_who_wait_for_a_model_are_listed_in_order() -> None:
     assert scheduler.waiting_for("a") == [sequences[2], sequences[4]]
     assert scheduler.waiting_for("b") == [sequences[1], sequences[3]]
     assert scheduler.sequences() == sequences
+
+
+def prompt_only(uid: int, model: str = "a") -> Sequence:
+    sequence = make_sequence(uid, model, is_prepared=False)
+    sequence.request = replace(sequence.request, only_prepare=PromptOnly())
+    return sequence
+
+
+def test_who_wants_the_prompt_alone_is_done_when_it_is_prepared() -> None:
+    scheduler = make_scheduler()
+    sequence = prompt_only(0)
+    add(scheduler, sequence)
+    assert scheduler.next_step(None, 0.0) == LoadStep("a")
+    assert scheduler.next_step("a", 0.0) == PrepareStep(sequence)
+    scheduler.finish(sequence)
+    assert not scheduler.has_work
+
+
+def test_many_who_want_the_prompt_alone_do_not_hold_up_another_model_for_ever() -> None:
+    scheduler = make_scheduler()
+    first, other = prompt_only(0), make_sequence(1, "b")
+    add(scheduler, first)
+    scheduler.next_step(None, 0.0)
+    add(scheduler, other, now=1.0)
+    assert scheduler.next_step("a", 1.0) == PrepareStep(first)
+    scheduler.finish(first)
+    early, late = prompt_only(2), prompt_only(3)
+    add(scheduler, early, now=1.0)
+    add(scheduler, late, now=2.0)
+    assert scheduler.next_step("a", 1.0 + PATIENCE_S) == PrepareStep(early)
+    scheduler.finish(early)
+    assert scheduler.next_step("a", 1.0 + PATIENCE_S) == LoadStep("b")
+    scheduler.finish(other)
+    assert scheduler.next_step("b", 1.0 + PATIENCE_S) == LoadStep("a")
+    assert scheduler.next_step("a", 1.0 + PATIENCE_S) == PrepareStep(late)
+
+
+def test_a_decode_step_comes_between_those_who_want_the_prompt_alone() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, make_sequence(0))
+    begin_all(scheduler)
+    first, second = prompt_only(1), prompt_only(2)
+    add(scheduler, first, second)
+    assert scheduler.next_step("a", 0.0) == PrepareStep(first)
+    scheduler.finish(first)
+    assert scheduler.next_step("a", 0.0) == DecodeStep()
+    assert scheduler.next_step("a", 0.0) == PrepareStep(second)

@@ -91,6 +91,7 @@ class Completion:
             num_completion_tokens=len(self.token_ids),
             logprobs=tuple(entries),
             finish_reason=reason,
+            stop=self._stop.matched,
         )
 
     def _describe(self, token_id: int, logprobs: TopLogprobs) -> TokenLogprob:

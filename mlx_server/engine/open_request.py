@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mlx_server.engine.sequence import Delta, GenerationEvent, Progress, Started
+from mlx_server.engine.sequence import Delta, GenerationEvent, Progress, PromptTokens, Started
 from mlx_server.errors import ServerError
 
 Take = Callable[[GenerationEvent], None]
@@ -41,9 +41,10 @@ class OpenRequest:
         if isinstance(event, Delta):
             self.take(event)
             if event.finish_reason is not None:
-                self.num_unfinished -= 1
-                if self.num_unfinished == 0:
-                    self._end.set_result(None)
+                self._end_one()
+        elif isinstance(event, PromptTokens):
+            self.take(event)
+            self._end_one()
         elif isinstance(event, Started):
             # the other sequences of the request start as well, with the same prompt
             if not self.has_started:
@@ -53,6 +54,11 @@ class OpenRequest:
             if isinstance(event, Progress) and event.stage == "prefill":
                 self.prefill = event
             self.take(event)
+
+    def _end_one(self) -> None:
+        self.num_unfinished -= 1
+        if self.num_unfinished == 0:
+            self._end.set_result(None)
 
     def fail(self, error: Exception) -> None:
         if not self._end.done():

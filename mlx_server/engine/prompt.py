@@ -13,11 +13,11 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.media import LoadedImage
 from mlx_server.engine.media_marks import refuse_spelled_marks
 from mlx_server.engine.prefix_cache import Keys
+from mlx_server.engine.prompt_bound import PromptBound
 from mlx_server.engine.render import render
 from mlx_server.engine.sequence import ChatPrompt, RawPrompt, TextPart
-from mlx_server.errors import ContextLengthExceeded, InvalidRequest
+from mlx_server.errors import InvalidRequest
 
-COUNTED_PIECE = 1 << 16
 BOUNDARY_MARK = "\u241e"
 
 
@@ -26,7 +26,8 @@ class PreparedPrompt:
     """`inputs` are the processor's arrays for the images, empty without any.
 
     `checkpoints` are the positions, in rising order, at which KV state should be kept because a
-    later prompt is likely to part from this one there.
+    later prompt is likely to part from this one there. `top_logprobs` is how many of the likeliest
+    tokens are told at every place of the prompt itself, None for no logprobs of the prompt.
     """
 
     token_ids: list[int]
@@ -34,6 +35,7 @@ class PreparedPrompt:
     text: str | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: tuple[int, ...] = ()
+    top_logprobs: int | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -45,14 +47,11 @@ def prepare(
     """Render and tokenise. Raises InvalidRequest for what the client must change."""
     if isinstance(prompt, RawPrompt):
         return _prepare_raw(loaded, prompt)
-    num_chars = sum(
-        len(part.text) for m in prompt.messages for part in m.content if isinstance(part, TextPart)
-    )
-    _refuse_hopeless(loaded, num_chars, "messages")
-    text = render(loaded, prompt)
+    bound = PromptBound.of_answer(loaded, "messages")
+    text = render_within(bound, prompt)
     if images:
-        return _prepare_with_images(loaded, prompt, text, images)
-    token_ids = _encode(loaded, text, "messages", add_special_tokens=False)
+        return _prepare_with_images(bound, prompt, text, images)
+    token_ids = encode(bound, text, add_special_tokens=False)
     if not token_ids:
         raise InvalidRequest("The model's chat template makes no text of these messages.")
     checkpoints = _checkpoints(loaded, prompt, text, token_ids, token_ids)
@@ -60,23 +59,54 @@ def prepare(
 
 
 def _prepare_raw(loaded: LoadedModel, prompt: RawPrompt) -> PreparedPrompt:
+    bound = PromptBound.of_answer(loaded, prompt.param)
     if isinstance(prompt.content, str):
-        _refuse_hopeless(loaded, len(prompt.content), prompt.param)
-        token_ids = _encode(loaded, prompt.content, prompt.param, add_special_tokens=True)
         text: str | None = prompt.content
+        token_ids = encode(bound, prompt.content, add_special_tokens=True)
     else:
-        token_ids, text = list(prompt.content), None
-        _refuse_too_long(loaded, len(token_ids), prompt.param)
-        if any(not 0 <= i < loaded.vocab_size for i in token_ids):
-            raise InvalidRequest(
-                f"Token ids of this model go from 0 to {loaded.vocab_size - 1}.",
-                param=prompt.param,
-            )
+        text, token_ids = None, known_ids(bound, prompt.content)
     if not token_ids:
         token_ids = [_first_token(loaded)]
     if text is None:
-        text = loaded.tokenizer.decode(token_ids, skip_special_tokens=False)
+        text = decode(loaded, token_ids)
     return PreparedPrompt(token_ids, _as_keys(token_ids), text)
+
+
+def render_within(bound: PromptBound, prompt: ChatPrompt) -> str:
+    """The conversation's text, unless it is far too long."""
+    parts = (part for message in prompt.messages for part in message.content)
+    bound.check_length(sum(len(part.text) for part in parts if isinstance(part, TextPart)))
+    return render(bound.loaded, prompt)
+
+
+def encode(bound: PromptBound, text: str, *, add_special_tokens: bool) -> list[int]:
+    bound.check_length(len(text))
+    bound.check_by_counting(text)
+    encoding = bound.loaded.tokenizer.backend_tokenizer.encode(
+        text, add_special_tokens=add_special_tokens
+    )
+    token_ids: list[int] = encoding.ids
+    bound.check(len(token_ids))
+    return token_ids
+
+
+def decode(loaded: LoadedModel, token_ids: Sequence[int]) -> str:
+    """The text of tokens, special ones included."""
+    # not the tokenizer's own, which may tidy up spaces that are there
+    backend = loaded.tokenizer.backend_tokenizer
+    text: str = backend.decode(list(token_ids), skip_special_tokens=False)
+    return text
+
+
+def known_ids(bound: PromptBound, token_ids: Sequence[int]) -> list[int]:
+    """The ids that a client has sent; raises InvalidRequest if the model has no such token."""
+    bound.check(len(token_ids))
+    vocab_size = bound.loaded.vocab_size
+    if any(not 0 <= i < vocab_size for i in token_ids):
+        raise InvalidRequest(
+            f"Token ids of this model go from 0 to {vocab_size - 1}.", param=bound.param
+        )
+    return list(token_ids)
 
 
 def _first_token(loaded: LoadedModel) -> int:
@@ -88,8 +118,23 @@ def _first_token(loaded: LoadedModel) -> int:
 
 
 def _prepare_with_images(
-    loaded: LoadedModel, prompt: ChatPrompt, text: str, images: Sequence[LoadedImage]
+    bound: PromptBound, prompt: ChatPrompt, text: str, images: Sequence[LoadedImage]
 ) -> PreparedPrompt:
+    inputs = process_images(bound, text, images)
+    token_ids: list[int] = inputs.pop("input_ids")[0].tolist()
+    unexpanded = encode(bound, text, add_special_tokens=False)
+    return PreparedPrompt(
+        token_ids,
+        _salted_keys(bound.loaded, token_ids, images),
+        text,
+        inputs=inputs,
+        checkpoints=_checkpoints(bound.loaded, prompt, text, unexpanded, token_ids),
+    )
+
+
+def process_images(bound: PromptBound, text: str, images: Sequence[LoadedImage]) -> dict[str, Any]:
+    """The processor's arrays: `input_ids`, in which images have their room, and those of images."""
+    loaded = bound.loaded
     refuse_spelled_marks(loaded, text, len(images))
     try:
         inputs = prepare_inputs(
@@ -105,16 +150,8 @@ def _prepare_with_images(
             "narrow.",
             param="messages",
         ) from error
-    token_ids: list[int] = inputs["input_ids"][0].tolist()
-    _refuse_too_long(loaded, len(token_ids), "messages")
-    unexpanded = _encode(loaded, text, "messages", add_special_tokens=False)
-    return PreparedPrompt(
-        token_ids,
-        _salted_keys(loaded, token_ids, images),
-        text,
-        inputs={name: value for name, value in inputs.items() if name != "input_ids"},
-        checkpoints=_checkpoints(loaded, prompt, text, unexpanded, token_ids),
-    )
+    bound.check(inputs["input_ids"].shape[1])
+    return dict(inputs)
 
 
 def _as_keys(token_ids: Sequence[int]) -> Keys:
@@ -141,43 +178,6 @@ def _salted_keys(loaded: LoadedModel, token_ids: list[int], images: Sequence[Loa
 def _salt(digest: bytes) -> int:
     """A key that no token id can equal."""
     return -(int.from_bytes(digest[:8], "big") >> 1) - 1
-
-
-def _encode(loaded: LoadedModel, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-    _refuse_by_counting(loaded, text, param)
-    encoding = loaded.tokenizer.backend_tokenizer.encode(
-        text, add_special_tokens=add_special_tokens
-    )
-    token_ids: list[int] = encoding.ids
-    _refuse_too_long(loaded, len(token_ids), param)
-    return token_ids
-
-
-def _refuse_too_long(loaded: LoadedModel, num_tokens: int, param: str) -> None:
-    if num_tokens >= loaded.context_length:
-        raise ContextLengthExceeded(num_tokens, loaded.context_length, param=param)
-
-
-def _refuse_hopeless(loaded: LoadedModel, num_chars: int, param: str) -> None:
-    """Refuse by length alone what would not fit even if every token were the longest there is."""
-    at_least = num_chars // loaded.token_text.longest
-    if at_least > loaded.context_length:
-        raise ContextLengthExceeded(at_least, loaded.context_length, exact=False, param=param)
-
-
-def _refuse_by_counting(loaded: LoadedModel, text: str, param: str) -> None:
-    """Count piece by piece and stop at the limit: tokenising 50 MB takes minutes and gigabytes."""
-    limit = loaded.context_length
-    if len(text) <= max(limit, COUNTED_PIECE):
-        return
-    num_tokens = 0
-    for start in range(0, len(text), COUNTED_PIECE):
-        piece = text[start : start + COUNTED_PIECE]
-        num_tokens += len(loaded.tokenizer.backend_tokenizer.encode(piece).ids)
-        # a cut can split a token in two, so each piece may count a few too many
-        at_least = num_tokens - 4 * (start // COUNTED_PIECE + 1)
-        if at_least > limit:
-            raise ContextLengthExceeded(at_least, limit, exact=False, param=param)
 
 
 def _checkpoints(

@@ -88,7 +88,7 @@ class Scheduler:
         if loaded != self._turns.model:
             self._pace = Pace()
         self._turns.note(loaded, now)
-        if (unprepared := self._next_to_prepare(loaded)) is not None:
+        if (unprepared := self._next_to_prepare(loaded, now)) is not None:
             return PrepareStep(unprepared)
         self._admit(now)
         if (prefill := self._prefill_step(now)) is not None:
@@ -145,9 +145,9 @@ class Scheduler:
     def sequences(self) -> list[Sequence]:
         return [*self.running, *self.prefilling, *self.waiting]
 
-    def _next_to_prepare(self, loaded: str | None) -> Sequence | None:
+    def _next_to_prepare(self, loaded: str | None, now: float) -> Sequence | None:
         """Every other step at most, so that those that could go on are not held up by many that
-        come.
+        come. What needs nothing else is all done then, and begins only while its turn lasts.
         """
         found = None
         waiting = [s for s in self.waiting if s.model == loaded]
@@ -158,8 +158,12 @@ class Scheduler:
             has_room = (
                 with_pictures < MAX_WITH_PICTURES and picture_bytes < MAX_WAITING_PICTURE_BYTES
             )
+            last_arrival = self._turns.last_arrival(self.waiting, now)
             for sequence in waiting:
                 is_welcome = not sequence.has_images or has_room
+                is_late = sequence.arrived > last_arrival
+                if sequence.request.only_prepare is not None and is_late:
+                    continue
                 if sequence.prompt is None and is_welcome:
                     found = sequence
                     break

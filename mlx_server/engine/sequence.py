@@ -84,12 +84,15 @@ class ChatMessage:
 class ChatPrompt:
     """A conversation, rendered by the model's chat template.
 
-    `tools` are OpenAI tool objects as they were sent.
+    `tools` are OpenAI tool objects as they were sent. The answer goes on from `prefill`, without
+    repeating it. With `add_generation_prompt` the text goes on to where the assistant begins.
     """
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prefill: str = ""
+    add_generation_prompt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +128,25 @@ class ToolChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptOnly:
+    """What is wanted of a prompt that shall not be answered.
+
+    `add_special_tokens=None` adds the tokenizer's own where an answer would: to raw text alone.
+    """
+
+    token_texts: bool = False
+    add_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt and how to continue it; `n` sequences share the prompt and differ in `index`.
 
     `model` is the client's name for it, `None` or empty for the one that is loaded.
     `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
     to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
-    tokens alone. `thinking_budget` is how many tokens of reasoning there may be at most.
+    tokens alone. `thinking_budget` is how many tokens of reasoning there may be at most. With
+    `only_prepare`, the one event that ends the request is its PromptTokens, and `n` is 1.
     """
 
     request_id: str
@@ -147,6 +162,7 @@ class GenerationRequest:
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice = ToolChoice()
     thinking_budget: int | None = None
+    only_prepare: PromptOnly | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +175,14 @@ class TokenLogprob:
     token_bytes: bytes
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of a prompt's tokens; of the first one its bytes alone, for nothing says how likely it is."""
+
+    first: bytes
+    others: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +203,27 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The prompt of a request that wanted nothing else; `token_texts` only if they were asked for.
+
+    There may be more tokens than the model's `context_length`.
+    """
+
+    model: str
+    context_length: int
+    text: str
+    token_ids: tuple[int, ...]
+    token_texts: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The prompt is prefilled: from here on a failure can no longer change the status of the
     answer.
 
     `tool_format` and `reasoning_format` name what in `parsers` reads this model's calls and its
     reasoning, inside of which it begins if the prompt has opened it (`is_reasoning`); `prompt_text`
-    is set for `echo`.
+    is set for `echo`, and `prompt_logprobs` for `echo` with logprobs.
     """
 
     model: str
@@ -195,6 +233,7 @@ class Started:
     prompt_text: str | None = None
     reasoning_format: str | None = None
     is_reasoning: bool = False
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +242,7 @@ class Delta:
     its tokens.
 
     `num_completion_tokens` counts what the sequence has generated so far, held-back tokens
-    included.
+    included. `stop` is the stop string that ended it, if one did.
     """
 
     index: int
@@ -211,9 +250,10 @@ class Delta:
     num_completion_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
 
-GenerationEvent = Progress | Prepared | Started | Delta
+GenerationEvent = Progress | Prepared | PromptTokens | Started | Delta
 
 
 class SequenceStatus(StrEnum):

@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from mlx_server.checkpoint_files import weight_bytes
 from mlx_server.engine.device import prepare_device
+from mlx_server.engine.prompt_tokens import prompt_tokens
 from mlx_server.engine.runner import Answer, Runner
 from mlx_server.engine.scheduler import Scheduler
 from mlx_server.engine.sequence import GenerationEvent, Prepared, Progress, Sequence
@@ -224,6 +225,10 @@ class Worker:
 
     def _prepare(self, sequence: Sequence) -> None:
         assert self._slot.runner is not None
+        if sequence.request.only_prepare is not None:
+            self._emit(sequence, prompt_tokens(self._slot.runner.loaded, sequence))
+            self._scheduler.finish(sequence)
+            return
         self._slot.runner.prepare(sequence)
         for sibling in self._siblings(sequence):
             sibling.prompt = sequence.prompt
