@@ -14,7 +14,9 @@ from typing import Any
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from mlx_server.api import parameters, responses, tokens
+from mlx_server import messages_wire, models, responses_wire
+from mlx_server.api import messages, parameters, responses, tokens
+from mlx_server.messages_wire import MessagesRequest
 from mlx_server.models import ChatCompletionRequest, CompletionRequest
 from mlx_server.responses_wire import ResponsesRequest
 from mlx_server.tokens_wire import DetokenizeRequest, TemplateFields, TokenizeRequest
@@ -45,6 +47,12 @@ ENDPOINTS = (
         ResponsesRequest,
         note="Takes the fields of `POST /v1/responses` and counts the tokens of its prompt.",
     ),
+    Endpoint("POST /v1/messages", MessagesRequest, messages.NEUTRAL_VALUES),
+    Endpoint(
+        "POST /v1/messages/count_tokens",
+        MessagesRequest,
+        note="Takes the fields of `POST /v1/messages` that make up a prompt; others may stand.",
+    ),
     Endpoint(
         "POST /v1/chat/completions/input_tokens",
         ChatCompletionRequest,
@@ -73,7 +81,9 @@ FORMS: Mapping[str, str] = {
     "_mode_as_choice": "`none`, `auto`, `required`, or {}",
     "_prompts": "text, token ids, or list of at most 128 of either",
     "_sent_ids": "token ids",
+    "_stop_sequences": "list of at most 16 texts",
     "_stop_strings": "text, or list of at most 16 texts",
+    "_text_as_block": "text, or {}",
     "_text_as_items": "text, or {}",
     "_text_as_part": "text, or {}",
     "_text_as_parts": "text, or {}",
@@ -82,12 +92,42 @@ FORMS: Mapping[str, str] = {
     "mode_as_object": "`none`, `auto`, `required`, or {}",
 }
 HONOURED, INERT, REFUSED = "honoured", "accepted, changes nothing", "refused"
-# Fields inside of others that are not simply honoured.
-NESTED: Mapping[str, str] = {
-    "ImageUrl.detail": INERT,
-    "Message.audio": REFUSED,
-    "Part.type": "honoured; refused: `input_audio`, `file`",
-    "StreamOptions.include_obfuscation": "only `false`",
+GIVEN_BACK = "given back, changes nothing else"
+SERVED_BLOCKS = ", ".join(f"`{kind}`" for kind in sorted(messages_wire.SERVED_BLOCKS))
+SERVED_ITEMS = ", ".join(f"`{kind}`" for kind in responses_wire.SERVED_ITEMS)
+# Known fields that are not simply honoured, by the class of their object.
+NOTES: Mapping[tuple[type[BaseModel], str], str] = {
+    (models.ImageUrl, "detail"): INERT,
+    (models.Message, "audio"): REFUSED,
+    (models.Part, "type"): "honoured; refused: `input_audio`, `file`",
+    (models.StreamOptions, "include_obfuscation"): "only `false`",
+    (messages_wire.Block, "type"): f"honoured; refused but {SERVED_BLOCKS}",
+    (messages_wire.BlockFields, "type"): f"honoured; refused but {SERVED_BLOCKS}",
+    (messages_wire.Block, "cache_control"): INERT,
+    (messages_wire.BlockFields, "cache_control"): INERT,
+    (messages_wire.MessagesRequest, "cache_control"): INERT,
+    (messages_wire.MessagesRequest, "service_tier"): INERT,
+    (messages_wire.MessagesTool, "allowed_callers"): 'only `["direct"]`',
+    (messages_wire.MessagesTool, "cache_control"): INERT,
+    (messages_wire.MessagesTool, "defer_loading"): "only `false`",
+    (messages_wire.MessagesTool, "input_examples"): "only `[]`",
+    (messages_wire.MessagesTool, "type"): 'only `"custom"`',
+    (messages_wire.Source, "type"): "honoured; refused: `file`",
+    (messages_wire.Thinking, "type"): "honoured; refused: `between_tools`",
+    (messages_wire.Transformations, "oversized_image"): 'only `"downsize"`',
+    (responses_wire.InputItem, "type"): f"honoured; refused but {SERVED_ITEMS}",
+    (responses_wire.ItemPart, "detail"): INERT,
+    (responses_wire.ItemPart, "file_id"): REFUSED,
+    (responses_wire.ItemPart, "type"): "honoured; refused: `input_file`, `input_audio`",
+    (responses_wire.ResponsesRequest, "metadata"): GIVEN_BACK,
+    (responses_wire.ResponsesRequest, "prompt_cache_key"): GIVEN_BACK,
+    (responses_wire.ResponsesRequest, "prompt_cache_retention"): GIVEN_BACK,
+    (responses_wire.ResponsesRequest, "safety_identifier"): GIVEN_BACK,
+    (responses_wire.ResponsesRequest, "user"): GIVEN_BACK,
+    (responses_wire.ResponsesTool, "allowed_callers"): 'only `["direct"]`',
+    (responses_wire.ResponsesTool, "defer_loading"): "only `false`",
+    (responses_wire.ResponsesTool, "type"): 'only `"function"`',
+    (responses_wire.TextOptions, "verbosity"): 'only `"medium"`',
 }
 NAMES = {"string": "text", "integer": "whole number", "number": "number"}
 LIMITS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
@@ -137,9 +177,7 @@ def rows(
     for name, shape in schema["properties"].items():
         info = infos[name]
         taken = form(info).format(words(shape) + bounds(info))
-        does = NESTED.get(f"{model.__name__}.{name}") or (
-            only(neutral[name]) if name in neutral else HONOURED
-        )
+        does = NOTES.get((model, name)) or (only(neutral[name]) if name in neutral else HONOURED)
         yield name, taken, "required" if name in required else default(shape), does
     own = schema["properties"].keys()
     for name in neutral.keys() - own:

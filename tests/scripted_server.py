@@ -134,8 +134,13 @@ def scripted_server(
 
 
 def prompt_of(served: Served, messages: list[Body], **fields: Any) -> str:
-    """The prompt as the model saw it, read back from the KV cache's keys."""
+    """The prompt as the model saw it."""
     served.chat(messages=messages, **fields)
+    return last_text(served)
+
+
+def last_text(served: Served) -> str:
+    """The last prompt as the model saw it, with its answer, read back from the KV cache's keys."""
     # an answer is out before its state is put away; commands are taken after that
     is_settled = threading.Event()
     served.engine._worker._commands.put(is_settled.set)

@@ -106,6 +106,7 @@ def test_b053_nothing_of_a_stop_string_comes_out_with_its_logprobs(loaded: Loade
     deltas = feed(make(loaded, stop=("STOP",)), b"a STO b STOP c")
     check_form(deltas)
     assert text_of(deltas) == "a STO b "
+    assert [delta.stop for delta in deltas] == [None] * (len(deltas) - 1) + ["STOP"]
     assert bytes_of(deltas) == b"a STO b "
     assert deltas[-1].finish_reason is FinishReason.STOP
     assert deltas[-1].num_completion_tokens == len("a STO b STOP")

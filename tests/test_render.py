@@ -51,6 +51,20 @@ def test_turns_are_rendered_up_to_where_the_assistant_begins(chatml: LoadedModel
     )
 
 
+def test_an_answer_that_is_begun_stands_behind_the_conversation(chatml: LoadedModel) -> None:
+    prompt = ChatPrompt((user("hello"),), prefill="I say (")
+    assert render(chatml, prompt).endswith("<|im_start|>assistant\nI say (")
+    opening = replace(
+        with_template(chatml, "{{ messages[0].content + '<think>\n' }}"), reasoning_format="think"
+    )
+    assert render(opening, prompt) == "hello<think>\n</think>\n\nI say ("
+    assert render(opening, HELLO) == "hello<think>\n"
+    harmony = replace(
+        with_template(chatml, "{{ messages[0].content }}"), reasoning_format="harmony"
+    )
+    assert render(harmony, prompt) == "hello<|channel|>final<|message|>I say ("
+
+
 def test_b028_parts_of_text_are_lines_of_one_string_for_templates_of_strings(
     chatml: LoadedModel,
 ) -> None:

@@ -92,6 +92,13 @@ def test_nothing_comes_out_after_a_stop() -> None:
     assert matcher.finish() == ""
 
 
+def test_the_string_that_was_found_is_told() -> None:
+    matcher = StopMatcher(("X", "aXb", "bX"))
+    assert matcher.matched is None
+    matcher.feed("abX")
+    assert matcher.matched == "bX"
+
+
 def test_what_was_held_back_comes_out_at_the_end() -> None:
     matcher = StopMatcher(("END OF TEXT",))
     assert matcher.feed("the END OF") == "the "

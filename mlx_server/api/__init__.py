@@ -10,6 +10,7 @@ from mlx_server.api.cache import cache_router
 from mlx_server.api.chat import chat_router
 from mlx_server.api.completions import completions_router
 from mlx_server.api.health import health_router
+from mlx_server.api.messages import messages_router
 from mlx_server.api.model_list import model_list_router
 from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.request_list import request_list_router
@@ -32,6 +33,7 @@ def api_router(config: ServerConfig, engine: Engine) -> APIRouter:
     endpoints.include_router(completions_router(config, open_requests))
     endpoints.include_router(responses_router(config, open_requests, responses))
     endpoints.include_router(stored_responses_router(open_requests, responses))
+    endpoints.include_router(messages_router(config, open_requests))
     endpoints.include_router(tokens_router(open_requests, responses))
     endpoints.include_router(request_list_router(open_requests))
     endpoints.include_router(model_list_router(engine))

@@ -1,4 +1,4 @@
-"""The status of every error, and the one JSON shape in which all of them leave."""
+"""The status of every error, and the JSON shape in which it leaves, OpenAI's or the path's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from mlx_server import errors
+from mlx_server.api.messages_errors import messages_error_response
 from mlx_server.api.validation import invalid_field, reason
+from mlx_server.messages_wire import is_messages_path
 from mlx_server.models import ErrorBody
 
 logger = logging.getLogger(__name__)
@@ -77,17 +79,21 @@ def as_server_error(error: BaseException) -> errors.ServerError:
 
 
 def error_response(
-    error: errors.ServerError, status: int | None = None, headers: Mapping[str, str] | None = None
+    request: Request,
+    error: errors.ServerError,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     status = status or status_of(error)
-    return JSONResponse(
-        error_body(error), status, headers={**HEADERS.get(status, {}), **(headers or {})}
-    )
+    headers = {**HEADERS.get(status, {}), **(headers or {})}
+    if is_messages_path(request.scope["path"]):
+        return messages_error_response(request, error, status, headers)
+    return JSONResponse(error_body(error), status, headers=headers)
 
 
 async def answer_server_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ServerError)
-    return error_response(error)
+    return error_response(request, error)
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
@@ -96,14 +102,14 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         MESSAGES.get(error.status_code) or error.detail or HTTPStatus(error.status_code).phrase
     )
     kind = errors.InvalidRequest if error.status_code < 500 else errors.ServerError
-    return error_response(kind(message), error.status_code, error.headers)
+    return error_response(request, kind(message), error.status_code, error.headers)
 
 
 async def answer_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     # FastAPI puts where the value was ("query", "path", "body") before the name of the field.
-    return error_response(invalid_field(first["loc"][1:], reason(first)))
+    return error_response(request, invalid_field(first["loc"][1:], reason(first)))
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:
@@ -112,4 +118,5 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
 
 
 async def answer_unexpected(request: Request, error: Exception) -> Response:
-    return error_response(errors.ServerError("The server failed; its log has the cause."))
+    failed = errors.ServerError("The server failed; its log has the cause.")
+    return error_response(request, failed)

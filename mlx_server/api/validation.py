@@ -37,18 +37,24 @@ HINTS: Mapping[str, str] = {
 }
 
 
-def validate(model: type[Model], body: Mapping[str, Any]) -> Model:
-    """Read a decoded body as `model`; the first thing wrong is raised as an InvalidRequest."""
+def validate(
+    model: type[Model], body: Mapping[str, Any], hints: Mapping[str, str] = HINTS
+) -> Model:
+    """Read a decoded body as `model`; the first thing wrong is raised as an InvalidRequest, with
+    what `hints` has for the field.
+    """
     try:
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise invalid_field(first["loc"], reason(first)) from None
+        raise invalid_field(first["loc"], reason(first), hints) from None
 
 
-def invalid_field(location: Sequence[str | int], reason_text: str) -> InvalidRequest:
+def invalid_field(
+    location: Sequence[str | int], reason_text: str, hints: Mapping[str, str] = HINTS
+) -> InvalidRequest:
     param = ".".join(str(step) for step in location)
-    message = " ".join(filter(None, (f"`{param}` {reason_text}.", HINTS.get(param))))
+    message = " ".join(filter(None, (f"`{param}` {reason_text}.", hints.get(param))))
     return InvalidRequest(message, param=param)
 
 

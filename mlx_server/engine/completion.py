@@ -91,4 +91,5 @@ class Completion:
             num_completion_tokens=len(self.token_ids),
             logprobs=tuple(entries),
             finish_reason=reason,
+            stop=self._stop.matched,
         )

@@ -13,7 +13,8 @@ from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.sequence import ChatMessage, ChatPrompt, ImagePart, TextPart, ToolCall
 from mlx_server.engine.template_habits import TEMPLATE_FAILURES, wants_arguments_as_text
 from mlx_server.errors import InvalidRequest
-from mlx_server.parsers.reasoning import HARMONY
+from mlx_server.parsers.harmony_marks import CHANNEL, MESSAGE
+from mlx_server.parsers.reasoning import HARMONY, REASONING_FORMATS, opens_reasoning
 from mlx_server.parsers.tools import DEFAULT, template_knows_tools, template_variables
 from mlx_server.parsers.tools.call import to_json
 from mlx_server.parsers.tools.prompting import describe_in_prompt
@@ -41,12 +42,31 @@ RESERVED_KWARGS = frozenset(
 )
 MAX_TEMPLATE_MESSAGE = 200
 STRING_TEST = re.compile(r"is (not )?string")
+HARMONY_ANSWER = f"{CHANNEL}final{MESSAGE}"
 # The efforts that harmony knows, by those that it does not.
 HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def render(loaded: LoadedModel, prompt: ChatPrompt) -> str:
-    """The prompt's text; a refusal by the template is a 400."""
+    """The prompt's text up to where the model goes on; a refusal by the template is a 400."""
+    text = _conversation(loaded, prompt)
+    return _up_to_answer(loaded, text) + prompt.prefill if prompt.prefill else text
+
+
+def _up_to_answer(loaded: LoadedModel, text: str) -> str:
+    """The text up to the first word for the user; some templates open reasoning whatever they are
+    told.
+    """
+    name = loaded.reasoning_format
+    if name == HARMONY:
+        return f"{text}{HARMONY_ANSWER}"
+    if name is not None and opens_reasoning(name, text):
+        return f"{text}{REASONING_FORMATS[name].ends[0]}\n\n"
+    return text
+
+
+def _conversation(loaded: LoadedModel, prompt: ChatPrompt) -> str:
+    """The text up to where the assistant begins."""
     if loaded.chat_template is None:
         raise InvalidRequest(
             "This model has no chat template. Use /v1/completions with a raw prompt.",

@@ -84,13 +84,14 @@ class ChatMessage:
 class ChatPrompt:
     """A conversation, rendered by the model's chat template.
 
-    `tools` are OpenAI tool objects as they were sent. With `add_generation_prompt` the text goes on
-    to where the assistant begins.
+    `tools` are OpenAI tool objects as they were sent. The answer goes on from `prefill`, without
+    repeating it. With `add_generation_prompt` the text goes on to where the assistant begins.
     """
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prefill: str = ""
     add_generation_prompt: bool = True
 
 
@@ -243,7 +244,7 @@ class Delta:
     its tokens.
 
     `num_completion_tokens` counts what the sequence has generated so far, held-back tokens
-    included.
+    included. `stop` is the stop string that ended it, if one did.
     """
 
     index: int
@@ -251,6 +252,7 @@ class Delta:
     num_completion_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
 
 GenerationEvent = Progress | Prepared | PromptTokens | Started | Delta

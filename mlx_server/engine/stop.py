@@ -8,13 +8,17 @@ from __future__ import annotations
 class StopMatcher:
     """Feed text as it comes; what is returned is safe to send.
 
-    Once `is_stopped`, nothing more comes out.
+    Once `is_stopped`, nothing more comes out; `matched` is then the string that was complete.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._held = ""
-        self.is_stopped = False
+        self.matched: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.matched is not None
 
     def feed(self, text: str) -> str:
         if not self._stop:
@@ -23,10 +27,10 @@ class StopMatcher:
             return ""
         self._held += text
         # first by its end, so that the result is the same however the text is cut into pieces
-        found = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        places = ((stop, self._held.find(stop)) for stop in self._stop)
+        found = [(at + len(stop), at, stop) for stop, at in places if at >= 0]
         if found:
-            self.is_stopped = True
-            _, start = min(found)
+            _, start, self.matched = min(found)
             safe, self._held = self._held[:start], ""
             return safe
         keep = self._length_of_possible_start()

@@ -26,7 +26,9 @@ class ApiKeyAuth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or is_open(scope) or self.has_key(scope):
             return await self.app(scope, receive, send)
-        message = "Send the server's API key in the header `Authorization: Bearer KEY`."
+        message = (
+            "Send the server's API key in the header `Authorization: Bearer KEY` or `x-api-key`."
+        )
         await refuse(scope, send, 401, message, code="invalid_api_key", headers=[CHALLENGE])
 
     def has_key(self, scope: Scope) -> bool:

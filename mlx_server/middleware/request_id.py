@@ -10,9 +10,13 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlx_server.messages_wire import is_messages_path
+
 logger = logging.getLogger(__name__)
 
 HEADER = b"x-request-id"
+# what Anthropic's clients read it from
+MESSAGES_HEADER = b"request-id"
 ACCEPTABLE = re.compile(rb"[!-~]{1,128}")
 MAX_PATH_CHARS = 200
 
@@ -39,7 +43,9 @@ class RequestId:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (HEADER, request_id.encode())]
+                names = (HEADER, MESSAGES_HEADER) if is_messages_path(scope["path"]) else (HEADER,)
+                ids = ((name, request_id.encode()) for name in names)
+                headers = [*message.get("headers", ()), *ids]
                 message = {**message, "headers": headers}
             await send(message)
 
