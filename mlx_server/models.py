@@ -239,13 +239,16 @@ class ChatCompletionRequest(FormattedFields):
 
 
 class CompletionRequest(FormattedFields):
+    """`max_tokens` may be 0 only where the prompt is echoed."""
+
+    max_tokens: Annotated[Whole, Field(ge=0)] | None = None
     prompt: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_prompts)]
     logprobs: Annotated[
         Annotated[Whole, Field(ge=0, le=MAX_COMPLETION_LOGPROBS)] | None,
         BeforeValidator(_logprobs_count),
     ] = None
     echo: Flag = False
-    best_of: Annotated[Whole, Field(ge=1)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
 class ErrorObject(TypedDict):
@@ -319,8 +322,8 @@ class ChatChoice(TypedDict):
 
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

@@ -143,7 +143,7 @@ class ScriptedLanguageModel(nn.Module):
         if n_to_process is not None:
             time.sleep(script.prefill_s)
             self._write(cache, [(-1, -1)] * rows, length)
-            return LanguageModelOutput(logits=mx.zeros((rows, 1, VOCAB_SIZE)))
+            return LanguageModelOutput(logits=mx.zeros((rows, length, VOCAB_SIZE)))
         if logits_to_keep is not None:
             script.log.append("prefill")
             states = [(script.begin(), 0) for _ in range(rows)]

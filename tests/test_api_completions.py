@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from mlx_server.engine.sequence import FinishReason, RawPrompt, TokenLogprob
+from mlx_server.engine.sequence import (
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    RawPrompt,
+    TokenLogprob,
+)
 from tests.asgi_client import Answer, call, make_app
 from tests.fake_engine import FakeEngine, answering, deltas, started
 
@@ -180,9 +186,12 @@ def test_shared_parameters_reach_the_engine() -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens", None),
+        ({"max_tokens": -1, "echo": True}, "max_tokens", None),
         ({"suffix": "end"}, "suffix", "unsupported_parameter"),
-        ({"echo": True, "logprobs": 1}, "echo", "unsupported_parameter"),
-        ({"best_of": 3}, "best_of", "unsupported_parameter"),
+        ({"best_of": 3, "stream": True}, "best_of", None),
+        ({"best_of": 129}, "best_of", None),
+        ({"prompt": ["a"] * 50, "best_of": 3}, "best_of", None),
         ({"best_of": 1, "n": 2}, "best_of", None),
         ({"logprobs": 6}, "logprobs", None),
         ({"logprobs": "x"}, "logprobs", None),
@@ -212,3 +221,96 @@ def test_all_prompts_of_a_request_are_let_in_or_refused_together() -> None:
     answer = call(make_app(engine), PATH, {"prompt": ["a", "b", "c"]})
     assert answer.status == 429
     assert engine.requests == []
+
+
+def likely(*logprobs: float) -> list[TokenLogprob]:
+    return [TokenLogprob("x", b"x", logprob) for logprob in logprobs]
+
+
+def candidates() -> FakeEngine:
+    """Three answers: the longest is the likeliest by token, the last has no token at all."""
+    return FakeEngine(
+        [
+            started(),
+            *deltas("a", index=0, logprobs=likely(-0.5)),
+            *deltas("b", "b", "b", index=1, logprobs=likely(-0.2, -0.4, -0.3)),
+            *deltas(index=2),
+        ]
+    )
+
+
+def test_best_of_gives_the_likeliest_by_token_first() -> None:
+    engine = candidates()
+    body = complete(engine, best_of=3).json
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [(0, "bbb")]
+    assert (engine.requests[0].n, engine.requests[0].top_logprobs) == (3, 0)
+    assert body["choices"][0]["logprobs"] is None
+    assert body["usage"]["completion_tokens"] == 4, "all that was generated"
+    assert engine.admitted == [3]
+
+
+def test_best_of_gives_n_of_each_prompt() -> None:
+    body = complete(candidates(), prompt=["p", "q"], best_of=3, n=2, echo=True).json
+    assert [choice["text"] for choice in body["choices"]] == ["pbbb", "pa", "qbbb", "qa"]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+
+
+def test_best_of_as_many_as_n_leaves_them_in_their_order() -> None:
+    engine = candidates()
+    body = complete(engine, best_of=3, n=3).json
+    assert [choice["text"] for choice in body["choices"]] == ["a", "bbb", ""]
+    assert engine.requests[0].top_logprobs is None
+
+
+def test_best_of_shows_the_logprobs_that_were_asked_for() -> None:
+    choice = complete(candidates(), best_of=3, logprobs=0).json["choices"][0]
+    assert choice["logprobs"]["token_logprobs"] == [-0.2, -0.4, -0.3]
+
+
+SCORED = PromptLogprobs(b"On", (entry("ce"),))
+
+
+def scoring() -> FakeEngine:
+    return FakeEngine([started(prompt_logprobs=SCORED), *deltas(" up", logprobs=[entry(" up")])])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_with_logprobs_has_those_of_the_prompt_first(stream: bool) -> None:
+    engine = scoring()
+    answer = complete(engine, echo=True, logprobs=2, stream=stream)
+    assert engine.requests[0].prompt_logprobs
+    if stream:
+        parts = [chunk["choices"][0]["logprobs"] for chunk in answer.chunks]
+        found = {key: [v for part in parts if part for v in part[key]] for key in parts[0]}
+        assert text(answer) == "Once up"
+    else:
+        found = answer.json["choices"][0]["logprobs"]
+        assert answer.json["choices"][0]["text"] == "Once up"
+    assert found == {
+        "tokens": ["On", "ce", " up"],
+        "token_logprobs": [None, -0.5, -0.5],
+        "top_logprobs": [
+            None,
+            {"x": -0.125, "y": -9999.0, "ce": -0.5},
+            {"x": -0.125, "y": -9999.0, " up": -0.5},
+        ],
+        "text_offset": [0, 2, 4],
+    }
+
+
+def test_a_prompt_may_be_scored_without_an_answer() -> None:
+    end = Delta(0, "", 0, finish_reason=FinishReason.LENGTH)
+    engine = FakeEngine([started(prompt_logprobs=SCORED), end])
+    body = complete(engine, echo=True, logprobs=1, max_tokens=0).json
+    assert engine.requests[0].max_tokens == 0
+    assert body["choices"][0]["text"] == "Once"
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["choices"][0]["logprobs"]["tokens"] == ["On", "ce"]
+    assert body["usage"]["completion_tokens"] == 0
+
+
+def test_an_echo_alone_has_no_logprobs_and_asks_for_none() -> None:
+    for fields in ({"echo": True}, {"logprobs": 1}, {"echo": True, "best_of": 3}):
+        engine = candidates() if "best_of" in fields else answering("x")
+        complete(engine, **fields)
+        assert not engine.requests[0].prompt_logprobs

@@ -16,7 +16,7 @@ from mlx_server.engine.sequence import (
     PromptTokens,
     RawPrompt,
 )
-from mlx_server.errors import EngineOverloaded, GenerationFailed
+from mlx_server.errors import EngineOverloaded, GenerationFailed, InvalidRequest
 from tests.asgi_client import Answer, Call, call, make_app, run
 from tests.fake_engine import MODEL, FakeEngine, until_steps
 
@@ -28,6 +28,7 @@ PATHS = [
     ("/detokenize", {"tokens": [1, 2]}),
     ("/apply-template", CHAT),
     ("/chat/completions/input_tokens", CHAT),
+    ("/responses/input_tokens", {"input": "hi"}),
 ]
 
 
@@ -115,6 +116,17 @@ def test_detokenize_and_apply_template_answer_with_a_prompt() -> None:
 
 def test_input_tokens_are_counted_in_openai_s_shape() -> None:
     assert ask(COUNT, **CHAT).json == {"object": "response.input_tokens", "input_tokens": 3}
+
+
+def test_the_tokens_of_a_response_s_prompt_are_counted_alike() -> None:
+    path, fields = "/v1/responses/input_tokens", {"instructions": "Be brief.", "input": "hi"}
+    assert ask(path, **fields).json == {"object": "response.input_tokens", "input_tokens": 3}
+    prompt = asked_by(path, **fields).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [message.role for message in prompt.messages] == ["system", "user"]
+    assert ask(path, input=[]).error["param"] == "input"
+    refused = FakeEngine([InvalidRequest("Too long.", param="messages")])
+    assert ask(path, refused, input="hi").error["param"] == "input"
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,46 @@ def test_wrong_prompts_are_refused_like_those_of_answers(served: Served) -> None
     assert post(served, "/apply-template", kwargs, 400)["error"]["param"] == "chat_template_kwargs"
     assert post(served, "/tokenize", {"prompt": "x", "model": "none"}, 404)
     assert post(served, "/tokenize", {"prompt": "hi"})["count"] == 2
+
+
+def complete(served: Served, **fields: Any) -> Body:
+    return post(served, "/v1/completions", {"prompt": "abc", **fields})
+
+
+def test_b044_a_prompt_is_scored_with_and_without_an_answer(served: Served) -> None:
+    # in the form in which harnesses ask: token ids, and all but the last number are the prompt's
+    ids = [ord(char) + 3 for char in "abc"]
+    scored = complete(served, prompt=ids, echo=True, logprobs=1, max_tokens=1)["choices"][0]
+    bare = complete(served, echo=True, logprobs=1, max_tokens=0)["choices"][0]
+    assert (scored["text"], bare["text"]) == ("abcfine", "abc")
+    assert scored["logprobs"]["tokens"] == ["a", "b", "c", "fine"]
+    assert scored["logprobs"]["text_offset"] == [0, 1, 2, 3]
+    assert {len(values) for values in scored["logprobs"].values()} == {4}
+    for key, values in bare["logprobs"].items():
+        assert values == scored["logprobs"][key][:3]
+    # a model that prefers no token, of 4096
+    assert bare["logprobs"]["token_logprobs"] == [None, *[pytest.approx(-8.3178, abs=1e-3)] * 2]
+    assert bare["finish_reason"] == "length"
+
+
+def test_scored_prompts_come_in_their_order_and_stream(served: Served) -> None:
+    fields: Body = {
+        "prompt": ["abc", "defgh"],
+        "echo": True,
+        "logprobs": 0,
+        "max_tokens": 0,
+        "n": 2,
+    }
+    body = complete(served, **fields)
+    assert [choice["text"] for choice in body["choices"]] == ["abc", "abc", "defgh", "defgh"]
+    assert [len(c["logprobs"]["tokens"]) for c in body["choices"]] == [3, 3, 5, 5]
+    assert body["usage"]["completion_tokens"] == 0
+    stream = served.stream("/v1/completions", **fields)
+    assert stream.is_done
+    assert stream.finish_reasons == ["length"] * 4
+
+
+def test_best_of_answers_as_one_of_its_candidates(served: Served) -> None:
+    body = complete(served, best_of=3, n=2)
+    assert [choice["text"] for choice in body["choices"]] == ["fine", "fine"]
+    assert body["usage"]["completion_tokens"] == 6

@@ -34,7 +34,7 @@ def api_router(config: ServerConfig, engine: Engine) -> APIRouter:
     endpoints.include_router(responses_router(config, open_requests, responses))
     endpoints.include_router(stored_responses_router(open_requests, responses))
     endpoints.include_router(messages_router(config, open_requests))
-    endpoints.include_router(tokens_router(open_requests))
+    endpoints.include_router(tokens_router(open_requests, responses))
     endpoints.include_router(request_list_router(open_requests))
     endpoints.include_router(model_list_router(engine))
     endpoints.include_router(health_router(engine))

@@ -2,66 +2,70 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
+from mlx_server.api.completion_logprobs import (
+    TokenOffsets,
+    extend,
+    no_logprobs,
+    prompt_logprobs,
+)
 from mlx_server.api.logprobs import finite_logprob, groups
 from mlx_server.api.sink import SYSTEM_FINGERPRINT, EventSink, finish_reason_on_wire
 from mlx_server.api.sse import ChunkSink, StreamUsage, pieces
 from mlx_server.api.wire_json import to_json
-from mlx_server.engine.sequence import Delta, GenerationRequest, Started, TokenLogprob
+from mlx_server.engine.sequence import (
+    Delta,
+    GenerationRequest,
+    PromptLogprobs,
+    Started,
+    TokenLogprob,
+)
 from mlx_server.models import Completion, CompletionLogprobs
-
-
-class TokenOffsets:
-    """Where in a choice's text its tokens begin; parts of one character share its place."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._num_chars = 0
-
-    def logprobs(self, entries: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        """Must be given every token of the choice, in order."""
-        return {
-            "tokens": [entry.token for entry in entries],
-            "token_logprobs": [finite_logprob(entry) for entry in entries],
-            "top_logprobs": [top_logprobs(entry) for entry in entries],
-            "text_offset": [self._offset(entry) for entry in entries],
-        }
-
-    def _offset(self, entry: TokenLogprob) -> int:
-        offset = self._num_chars
-        self._num_chars += len(self._decoder.decode(entry.token_bytes))
-        return offset
-
-
-def top_logprobs(entry: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens and always the chosen one, which may be one more than was asked for."""
-    top = {other.token: finite_logprob(other) for other in entry.top}
-    top.setdefault(entry.token, finite_logprob(entry))
-    return top
 
 
 class GrowingText:
     """What one choice has so far."""
 
-    def __init__(self, prompt_text: str) -> None:
-        self.text = [prompt_text]
+    def __init__(self, started: Started) -> None:
+        self.prompt_text = started.prompt_text or ""
+        self.prompt_logprobs = started.prompt_logprobs
+        self.text: list[str] = []
         self.tokens: list[TokenLogprob] = []
         self.finish_reason = ""
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; a text without any is the worst there is."""
+        if not self.tokens:
+            return -math.inf
+        return sum(map(finite_logprob, self.tokens)) / len(self.tokens)
+
 
 class CompletionAnswer(EventSink):
-    """Collects the one JSON object of an answer that is not streamed."""
+    """Collects the one JSON object of an answer that is not streamed.
 
-    def __init__(self, answer_id: str, requests: Sequence[GenerationRequest]) -> None:
+    Of the choices of each prompt it gives the `num_best` likeliest, if that is fewer than all.
+    """
+
+    def __init__(
+        self,
+        answer_id: str,
+        requests: Sequence[GenerationRequest],
+        *,
+        num_best: int,
+        has_logprobs: bool,
+    ) -> None:
         super().__init__(answer_id, requests)
-        self._has_logprobs = requests[0].top_logprobs is not None
+        self._num_best = num_best
+        self._has_logprobs = has_logprobs
         self._choices: dict[int, GrowingText] = {}
+        self._of_prompts: dict[int, CompletionLogprobs] = {}
 
     def opened(self, index: int, started: Started) -> None:
-        self._choices[index] = GrowingText(started.prompt_text or "")
+        self._choices[index] = GrowingText(started)
 
     def wrote(self, index: int, delta: Delta) -> None:
         choice = self._choices[index]
@@ -80,16 +84,38 @@ class CompletionAnswer(EventSink):
             "choices": [
                 {
                     "index": index,
-                    "text": "".join(choice.text),
-                    "logprobs": TokenOffsets().logprobs(choice.tokens)
-                    if self._has_logprobs
-                    else None,
+                    "text": choice.prompt_text + "".join(choice.text),
+                    "logprobs": self._logprobs(choice) if self._has_logprobs else None,
                     "finish_reason": choice.finish_reason,
                 }
-                for index, choice in sorted(self._choices.items())
+                for index, choice in enumerate(self._best())
             ],
             "usage": self.usage(),
         }
+
+    def _best(self) -> Iterator[GrowingText]:
+        choices = [choice for _, choice in sorted(self._choices.items())]
+        for first in range(0, len(choices), self._n):
+            of_prompt = choices[first : first + self._n]
+            if self._num_best < self._n:
+                of_prompt.sort(key=lambda choice: -choice.mean_logprob)
+            yield from of_prompt[: self._num_best]
+
+    def _logprobs(self, choice: GrowingText) -> CompletionLogprobs:
+        logprobs = no_logprobs()
+        if choice.prompt_logprobs is not None:
+            extend(logprobs, self._of_prompt(choice.prompt_logprobs, choice.prompt_text))
+        offsets = TokenOffsets(len(choice.prompt_text))
+        extend(logprobs, offsets.logprobs(choice.tokens))
+        return logprobs
+
+    def _of_prompt(self, prompt: PromptLogprobs, text: str) -> CompletionLogprobs:
+        """The same object for all choices that begin with this prompt."""
+        if id(prompt) not in self._of_prompts:
+            logprobs = self._of_prompts[id(prompt)] = no_logprobs()
+            for group in prompt_logprobs(prompt, text):
+                extend(logprobs, group)
+        return self._of_prompts[id(prompt)]
 
 
 class CompletionFrames(ChunkSink):
@@ -104,9 +130,11 @@ class CompletionFrames(ChunkSink):
         self._offsets: dict[int, TokenOffsets] = {}
 
     def opened(self, index: int, started: Started) -> None:
-        self._offsets[index] = TokenOffsets()
-        for piece in pieces(started.prompt_text or ""):
-            self.chunk(choice_json(index, piece))
+        text = started.prompt_text or ""
+        logprobs = prompt_logprobs(started.prompt_logprobs, text)
+        self._offsets[index] = TokenOffsets(len(text))
+        for piece, group in zip_longest(pieces(text), logprobs):
+            self.chunk(choice_json(index, piece or "", group))
 
     def wrote(self, index: int, delta: Delta) -> None:
         logprobs = map(self._offsets[index].logprobs, groups(delta.logprobs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 from fastapi import APIRouter, Request, Response
@@ -22,7 +23,7 @@ from mlx_server.api.validation import validate
 from mlx_server.api.wire_json import json_response
 from mlx_server.config import ServerConfig
 from mlx_server.engine.sequence import GenerationRequest, RawPrompt
-from mlx_server.errors import InvalidRequest, UnsupportedParameter
+from mlx_server.errors import InvalidRequest
 from mlx_server.models import MAX_CHOICES, CompletionRequest
 
 
@@ -38,8 +39,12 @@ def completions_router(config: ServerConfig, open_requests: OpenRequests) -> API
             frames = CompletionFrames(answer_id, asked, stream_usage(wire, config))
             run = open_requests.begin(asked, frames, request)
             return await start_stream(run, frames, config.heartbeat_s)
-        answer = CompletionAnswer(answer_id, asked)
+        has_logprobs = wire.logprobs is not None
+        answer = CompletionAnswer(answer_id, asked, num_best=wire.n, has_logprobs=has_logprobs)
         await run_to_end(open_requests.begin(asked, answer, request))
+        if wire.echo and has_logprobs:
+            # as many numbers as the prompt has tokens; the loop has streams to serve meanwhile
+            return await asyncio.to_thread(lambda: json_response(answer.body()))
         return json_response(answer.body())
 
     return router
@@ -61,10 +66,11 @@ def parse_completion(
             sampling=sampling_params(wire),
             max_tokens=wire.max_tokens,
             stop=tuple(wire.stop),
-            n=wire.n,
-            top_logprobs=wire.logprobs,
+            n=num_candidates(wire),
+            top_logprobs=num_top_logprobs(wire),
             echo=wire.echo,
             response_format=wanted,
+            prompt_logprobs=wire.echo and wire.logprobs is not None,
         )
         for i, prompt in enumerate(wire.prompt)
     ]
@@ -72,15 +78,31 @@ def parse_completion(
 
 
 def check_combinations(wire: CompletionRequest) -> None:
-    if wire.echo and wire.logprobs is not None:
-        raise UnsupportedParameter(
-            "`echo` together with `logprobs` is not supported: leave one of them out.", param="echo"
-        )
-    if wire.best_of is not None and wire.best_of > wire.n:
-        raise UnsupportedParameter("`best_of` above `n` is not supported.", param="best_of")
-    if wire.best_of is not None and wire.best_of < wire.n:
-        raise InvalidRequest("`best_of` may not be less than `n`.", param="best_of")
-    if len(wire.prompt) * wire.n > MAX_CHOICES:
+    if wire.max_tokens == 0 and not wire.echo:
         raise InvalidRequest(
-            f"A request may have at most {MAX_CHOICES} choices: prompts times `n`.", param="n"
+            "`max_tokens` must be at least 1, but for a prompt that `echo` gives back.",
+            param="max_tokens",
         )
+    num_rows = num_candidates(wire)
+    if num_rows < wire.n:
+        raise InvalidRequest("`best_of` may not be less than `n`.", param="best_of")
+    if num_rows > wire.n and wire.stream:
+        raise InvalidRequest(
+            "`best_of` above `n` cannot be streamed: leave `stream` out.", param="best_of"
+        )
+    if len(wire.prompt) * num_rows > MAX_CHOICES:
+        name = "n" if wire.best_of is None else "best_of"
+        raise InvalidRequest(
+            f"A request may have at most {MAX_CHOICES} choices: prompts times `{name}`.",
+            param=name,
+        )
+
+
+def num_candidates(wire: CompletionRequest) -> int:
+    """How many answers each prompt gets, of which the `n` best are given back."""
+    return wire.n if wire.best_of is None else wire.best_of
+
+
+def num_top_logprobs(wire: CompletionRequest) -> int | None:
+    """Those of the chosen tokens are needed to find the best answers."""
+    return 0 if wire.logprobs is None and num_candidates(wire) > wire.n else wire.logprobs

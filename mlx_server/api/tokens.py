@@ -1,9 +1,10 @@
-"""POST /tokenize, /detokenize, /apply-template and /chat/completions/input_tokens: prompts as the
-model would see them, without an answer.
+"""POST /tokenize, /detokenize, /apply-template and the paths in input_tokens: prompts as the model
+would see them, without an answer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.chat import parse_chat
 from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.parameters import check_fields
+from mlx_server.api.responses import ask, name_input, parse_response
+from mlx_server.api.responses_store import ResponseStore
 from mlx_server.api.tokens_sink import prompt_of
 from mlx_server.api.validation import validate
 from mlx_server.api.wire_json import json_response
@@ -23,7 +26,7 @@ from mlx_server.engine.sequence import (
     PromptTokens,
     RawPrompt,
 )
-from mlx_server.errors import InvalidRequest
+from mlx_server.errors import InvalidRequest, ServerError
 from mlx_server.models import ChatCompletionRequest
 from mlx_server.tokens_wire import (
     DetokenizeRequest,
@@ -42,7 +45,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 }
 
 
-def tokens_router(open_requests: OpenRequests) -> APIRouter:
+def tokens_router(open_requests: OpenRequests, responses: ResponseStore) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
     @router.post("/tokenize")
@@ -69,6 +72,17 @@ def tokens_router(open_requests: OpenRequests) -> APIRouter:
         """How many tokens the prompt of a chat completion has."""
         _, asked = await read_body(request, parse_chat)
         return json_response(input_tokens(await prompt_of(asked, request, open_requests)))
+
+    @router.post("/responses/input_tokens")
+    async def count_response_tokens(request: Request) -> Response:
+        """How many tokens the prompt of a response has."""
+        wire = await read_body(request, parse_response)
+        asked = (await asyncio.to_thread(ask, wire, responses)).request
+        try:
+            return json_response(input_tokens(await prompt_of(asked, request, open_requests)))
+        except ServerError as error:
+            name_input(error)
+            raise
 
     return router
 

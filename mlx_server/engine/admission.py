@@ -116,7 +116,9 @@ class Admission:
             start = self._memory.start_bytes(len(prompt)) if request.n > 1 else 0
             is_whole = must_be_whole(self._loaded, prompt)
             whole = self._memory.whole_bytes(len(prompt)) if is_whole else 0
-            self._known[prompt] = pictures.held_bytes + pictures.pass_bytes + start + whole
+            scored = 0 if prompt.top_logprobs is None else self._memory.scored_bytes()
+            beside = pictures.held_bytes + pictures.pass_bytes
+            self._known[prompt] = beside + start + whole + scored
         return self._known[prompt]
 
     def _picture_cost(self, prompt: PreparedPrompt) -> PictureCost:

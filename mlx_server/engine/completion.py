@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 
 from mlx_server.engine.detokenizer import Detokenizer
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.logprobs import TopLogprobs
+from mlx_server.engine.logprobs import token_logprob
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import Delta, FinishReason, TokenLogprob
 from mlx_server.engine.stop import StopMatcher
@@ -57,7 +57,7 @@ class Completion:
         if token.token_id in self._loaded.stop_token_ids:
             return self._finish(FinishReason.STOP)
         if token.logprobs is not None:
-            entry = self._describe(token.token_id, token.logprobs)
+            entry = token_logprob(self._loaded.token_text, token.token_id, token.logprobs)
             self._waiting.append((self._num_chars, entry))
         text = self._detokenizer.feed(token.token_id)
         self._num_chars += len(text)
@@ -93,13 +93,3 @@ class Completion:
             finish_reason=reason,
             stop=self._stop.matched,
         )
-
-    def _describe(self, token_id: int, logprobs: TopLogprobs) -> TokenLogprob:
-        top = tuple(self._entry(other, value) for other, value in logprobs.top)
-        return self._entry(token_id, logprobs.chosen, top)
-
-    def _entry(
-        self, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()
-    ) -> TokenLogprob:
-        token_bytes = self._loaded.token_text.token_bytes(token_id)
-        return TokenLogprob(token_bytes.decode(errors="replace"), token_bytes, logprob, top)

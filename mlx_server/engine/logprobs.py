@@ -7,6 +7,9 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlx_server.engine.sequence import TokenLogprob
+from mlx_server.engine.token_text import TokenText
+
 
 @dataclass(frozen=True, slots=True)
 class TopLogprobs:
@@ -106,5 +109,20 @@ class PendingLogprobs:
                 rows.append(None)
                 continue
             ranked = sorted(zip(ids[i], values[i], strict=True), key=lambda pair: -pair[1])
-            rows.append(TopLogprobs(chosen=min(chosen[i], 0.0), top=tuple(ranked[:k])))
+            # rounding can make them a little more than certain
+            top = tuple((token_id, min(value, 0.0)) for token_id, value in ranked[:k])
+            rows.append(TopLogprobs(chosen=min(chosen[i], 0.0), top=top))
         return rows
+
+
+def token_logprob(text: TokenText, token_id: int, logprobs: TopLogprobs) -> TokenLogprob:
+    """The numbers of one token, with the texts of it and of the likeliest."""
+    top = tuple(_entry(text, other, value) for other, value in logprobs.top)
+    return _entry(text, token_id, logprobs.chosen, top)
+
+
+def _entry(
+    text: TokenText, token_id: int, logprob: float, top: tuple[TokenLogprob, ...] = ()
+) -> TokenLogprob:
+    token_bytes = text.token_bytes(token_id)
+    return TokenLogprob(token_bytes.decode(errors="replace"), token_bytes, logprob, top)

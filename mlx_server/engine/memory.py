@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from mlx_server.engine.kv_cost import KVCost
 from mlx_server.engine.prefill import LAST_PIECE
+from mlx_server.engine.prompt_scores import SCORED_PIECE, SCORED_ROWS
 from mlx_server.errors import InsufficientMemory
 from mlx_server.model_dimensions import ModelDimensions
 
@@ -61,6 +62,12 @@ class Scratch:
         scores = more * num_tokens * (d.num_heads + 1)
         logits = (num_tokens - min(LAST_PIECE, chunk)) * d.vocab_size
         return (layer + scores + logits) * FLOAT32_BYTES
+
+    @property
+    def scored_bytes(self) -> int:
+        """What the logprobs of a prompt's own tokens take, however long it is."""
+        num_rows = SCORED_PIECE + NUM_LOGITS * SCORED_ROWS
+        return num_rows * self.dimensions.vocab_size * FLOAT32_BYTES
 
 
 class KVMemory:
@@ -122,6 +129,10 @@ class KVMemory:
     def whole_bytes(self, num_prompt_tokens: int) -> int:
         """Of a prompt that its model must see whole, beside what every prompt takes."""
         return self._scratch.whole_bytes(num_prompt_tokens)
+
+    def scored_bytes(self) -> int:
+        """Of the logprobs of a prompt's own tokens, beside what every prompt takes."""
+        return self._scratch.scored_bytes
 
     def start_bytes(self, num_prompt_tokens: int) -> int:
         """Of a prompt that is through, from which more than one sequence will begin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,9 @@ from mlx_server.engine.kv_caches import KVCaches, fork
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.prefix_cache import PrefixCache, PrefixMatch
 from mlx_server.engine.prompt import PreparedPrompt
+from mlx_server.engine.prompt_scores import SCORED_PIECE, PromptScores
+from mlx_server.engine.sequence import PromptLogprobs
+from mlx_server.errors import UnsupportedParameter
 
 # So few tokens run together with the last one, although some models then compute logits for all of
 # them: that costs less than another pass through the weights.
@@ -27,7 +31,8 @@ PLACE_THEMSELVES = frozenset({"minimax_m3_vl", "falcon_ocr"})
 class Prefill:
     """Runs all of a prompt but its end, which `RowBatch.start` runs for the last logits.
 
-    A prompt that its model must see whole is left to `start` altogether.
+    A prompt that its model must see whole is left to `start` altogether. One whose own tokens have
+    logprobs begins at its beginning and leaves no more than its last token.
     """
 
     def __init__(
@@ -43,9 +48,11 @@ class Prefill:
         self.prompt = prompt
         self._prefix_cache = prefix_cache
         self._step_size = step_size
-        self._last_piece = min(LAST_PIECE, step_size)
+        is_scored = prompt.top_logprobs is not None
+        self._scores = PromptScores(loaded, prompt) if is_scored else None
+        self._last_piece = 1 if is_scored else min(LAST_PIECE, step_size)
         self.variant = loaded.kv_variant(len(prompt))
-        can_start_warm = not prompt.inputs or loaded.is_warm_vision
+        can_start_warm = not is_scored and (not prompt.inputs or loaded.is_warm_vision)
         match = prefix_cache.match(prompt.keys, self.variant) if can_start_warm else None
         self._begin(loaded, match)
         if self._is_whole and self.num_cached_tokens:
@@ -66,12 +73,30 @@ class Prefill:
     def step(self, max_tokens: int | None = None) -> None:
         """Run one chunk; it ends at the next checkpoint, where a copy of the KV state is kept."""
         end = self.num_done + min(self._step_size, max_tokens or self._step_size)
-        self.batch.prefill_step_size = min([end, *self._checkpoints_left()]) - self.num_done
-        self.num_done += self.batch.prompt_step()
-        mx.eval([cache.state for cache in self._caches])
+        end = min([end, len(self.prompt) - 1, *self._checkpoints_left()])
+        while self.num_done < end:
+            self._run(end - self.num_done)
         if self.num_done in self._checkpoints:
             keys = self.prompt.keys[: self.num_done]
             self._prefix_cache.insert(keys, fork(self._caches), self.variant)
+
+    def _run(self, num_tokens: int) -> None:
+        size = num_tokens if self._scores is None else min(num_tokens, SCORED_PIECE)
+        self.batch.prefill_step_size = size
+        self.num_done += self.batch.prompt_step()
+        mx.eval([cache.state for cache in self._caches])
+        if self._scores is not None:
+            self._scores.read()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether logits of the prompt were no numbers, as far as somebody has looked at them."""
+        return self._scores is not None and self._scores.is_broken
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt, if they were asked for; to be read when only its end is left."""
+        return None if self._scores is None else self._scores.all()
 
     def _checkpoints_left(self) -> list[int]:
         return [place for place in self._checkpoints if place > self.num_done]
@@ -86,6 +111,8 @@ class Prefill:
         if not _may_be_cut(loaded, self.batch):
             self.batch.prefill_step_size = None
         self._is_whole = self.batch.prefill_step_size is None
+        if self._scores is not None:
+            self.batch.model = self._scores
 
     def _make_batch(self, loaded: LoadedModel) -> PromptProcessingBatch:
         embeddings, kwargs = _embed(loaded, self.prompt, self.num_cached_tokens)
@@ -112,6 +139,18 @@ def worth_keeping(prompt: PreparedPrompt, num_cached: int) -> list[int]:
         if prompt.inputs or num_spared >= MIN_SPARED:
             kept.append(place)
     return kept
+
+
+def with_scores(loaded: LoadedModel, prompt: PreparedPrompt, top_logprobs: int) -> PreparedPrompt:
+    """The same prompt, whose own tokens have logprobs; raises UnsupportedParameter if the model
+    takes no prompt in pieces.
+    """
+    if must_be_whole(loaded, prompt):
+        raise UnsupportedParameter(
+            "This model gives no logprobs of a prompt. Leave out `echo` or `logprobs`.",
+            param="echo",
+        )
+    return replace(prompt, top_logprobs=top_logprobs)
 
 
 def must_be_whole(loaded: LoadedModel, prompt: PreparedPrompt) -> bool:

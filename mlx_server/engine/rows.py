@@ -10,7 +10,15 @@ from mlx_server.engine.batch import RowStart
 from mlx_server.engine.completion import Completion
 from mlx_server.engine.prefix_cache import Keys
 from mlx_server.engine.prompt import PreparedPrompt
-from mlx_server.engine.sequence import Sequence
+from mlx_server.engine.sequence import Progress, PromptLogprobs, Sequence, Started
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """`num_tokens` of the prompt ran; `Started` means that the sequence decodes from now on."""
+
+    event: Progress | Started
+    num_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +41,7 @@ class SharedStart:
     start: RowStart
     num_cached_tokens: int
     num_expected: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(slots=True, eq=False)

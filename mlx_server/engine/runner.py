@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -16,10 +15,10 @@ from mlx_server.engine.device import is_cpu
 from mlx_server.engine.kv_caches import KVCaches, is_trimmable
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.memory import KVMemory
-from mlx_server.engine.prefill import Prefill
+from mlx_server.engine.prefill import Prefill, with_scores
 from mlx_server.engine.prefix_cache import PrefixCache, common_length
 from mlx_server.engine.prompt import PreparedPrompt, prepare
-from mlx_server.engine.rows import Ended, Row, SharedStart
+from mlx_server.engine.rows import Ended, PrefillResult, Row, SharedStart
 from mlx_server.engine.sampler_row import SamplerRow, make_row
 from mlx_server.engine.sampling import RowToken
 from mlx_server.engine.sequence import (
@@ -41,14 +40,6 @@ MIN_SHARED = 32
 MIN_NEW_SHARE = 1 / 8
 NO_NUMBERS = "The model's output is no numbers. Change the prompt."
 Answer = tuple[Sequence, Delta | ServerError]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillResult:
-    """`num_tokens` of the prompt ran; `Started` means that the sequence decodes from now on."""
-
-    event: Progress | Started
-    num_tokens: int
 
 
 class Runner:
@@ -92,6 +83,8 @@ class Runner:
             )
         request = sequence.request
         prompt = prepare(self.loaded, request.prompt, sequence.images)
+        if request.prompt_logprobs:
+            prompt = with_scores(self.loaded, prompt, request.top_logprobs or 0)
         self._admission.refuse_hopeless(request, prompt)
         self._constraints.prepare(request, prompt)
         sequence.prompt = prompt
@@ -148,11 +141,15 @@ class Runner:
         return self._num_left[sequence.uid]
 
     def _num_cached(self, prompt: PreparedPrompt) -> int:
+        if prompt.top_logprobs is not None:
+            return 0
         return self.prefix_cache.peek(prompt.keys, self.loaded.kv_variant(len(prompt)))
 
     def is_shared(self, sequence: Sequence, earlier: Sequence) -> bool:
         """Whether `sequence` will find KV state that `earlier` has still to compute."""
         prompt: PreparedPrompt = sequence.prompt
+        if prompt.top_logprobs is not None:
+            return False
         num_known = len(prompt) - self.num_left(sequence)
         return common_length(prompt.keys, earlier.prompt.keys) >= num_known + MIN_SHARED
 
@@ -179,13 +176,15 @@ class Runner:
             progress = Progress("prefill", prefill.num_done, len(prefill.prompt))
             return PrefillResult(progress, prefill.num_done - num_before)
         start = self._batch(prefill.variant).start(prefill.batch)
-        if mx.any(mx.isnan(start.logits)).item():
+        if prefill.is_broken or mx.any(mx.isnan(start.logits)).item():
             # of this or of an earlier prompt, kept before anybody saw what comes of it
             self.prefix_cache.forget(prefill.prompt.keys, prefill.variant)
             self._num_left.clear()
             self.forget(sequence)
             raise GenerationFailed(NO_NUMBERS)
-        shared = SharedStart(start, prefill.num_cached_tokens, sequence.request.n)
+        shared = SharedStart(
+            start, prefill.num_cached_tokens, sequence.request.n, prefill.prompt_logprobs
+        )
         self._shared_starts[prefill.prompt] = shared
         self._admission.share(sequence, shared)
         del self._prefills[sequence.uid]
@@ -198,9 +197,12 @@ class Runner:
     def join(self, sequence: Sequence) -> Answer:
         """Let a sequence whose prompt is through decode with the others; returns its first token.
 
-        `settle` must follow.
+        `settle` must follow. A sequence that shall have no token ends instead.
         """
         prompt: PreparedPrompt = sequence.prompt
+        if sequence.request.max_tokens == 0:
+            self.drop(sequence)
+            return sequence, Delta(sequence.index, "", 0, finish_reason=FinishReason.LENGTH)
         shared = self._shared_starts[prompt]
         start = shared.start if shared.num_expected == 1 else shared.start.fork()
         self._expect_one_less(prompt)
@@ -326,6 +328,7 @@ class Runner:
             prompt_text=prompt.text if sequence.request.echo else None,
             reasoning_format=self.loaded.reasoning_format,
             is_reasoning=self.loaded.opens_reasoning(prompt.text),
+            prompt_logprobs=shared.prompt_logprobs,
         )
 
     def _segmenter(self, sequence: Sequence, prompt: PreparedPrompt) -> Segmenter | None:

@@ -145,7 +145,8 @@ class GenerationRequest:
     `model` is the client's name for it, `None` or empty for the one that is loaded.
     `max_tokens=None` goes on to `default_max_tokens`, the server's own limit, and without that one
     to the end of the context. `top_logprobs=None` asks for no logprobs, 0 for those of the chosen
-    tokens alone. `thinking_budget` is how many tokens of reasoning there may be at most. With
+    tokens alone; those of the prompt come with the text of an `echo` if `prompt_logprobs` asks for
+    them. `thinking_budget` is how many tokens of reasoning there may be at most. With
     `only_prepare`, the one event that ends the request is its PromptTokens, and `n` is 1.
     """
 
@@ -162,6 +163,7 @@ class GenerationRequest:
     response_format: ResponseFormat | None = None
     tool_choice: ToolChoice = ToolChoice()
     thinking_budget: int | None = None
+    prompt_logprobs: bool = False
     only_prepare: PromptOnly | None = None
 
 
