@@ -14,7 +14,8 @@ from mlx_server.api.body import JsonObject, read_body
 from mlx_server.api.chat import parse_chat
 from mlx_server.api.open_requests import OpenRequests
 from mlx_server.api.parameters import check_fields
-from mlx_server.api.responses import ask, name_input, parse_response
+from mlx_server.api.responses import ask, parse_response
+from mlx_server.api.responses_answer import name_input
 from mlx_server.api.responses_store import ResponseStore
 from mlx_server.api.tokens_sink import prompt_of
 from mlx_server.api.validation import validate
