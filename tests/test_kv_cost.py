@@ -16,6 +16,7 @@ from mlx_server.engine.kv_caches import KVCaches, materialise, num_bytes
 from mlx_server.engine.kv_cost import CacheCost, KVCost, costs_of, measure_kv_cost
 from mlx_server.engine.loaded_model import LoadedModel
 from mlx_server.engine.loader import load_checkpoint
+from mlx_server.engine.prefill import LAST_PIECE
 from mlx_server.engine.sequence import RawPrompt
 from tests.engine_runs import make_runner, make_sequence, start
 from tests.tiny.checkpoints import tiny_gemma3, tiny_llama
@@ -49,7 +50,14 @@ def test_a_row_costs_what_its_caches_hold(tiny: LoadedModel) -> None:
     cost = measure_kv_cost(tiny)
     assert cost.row_bytes(0) == 0
     for length in LENGTHS:
-        assert cost.row_bytes(length) == num_bytes(caches_after(tiny, length)), length
+        held = num_bytes(caches_after(tiny, length))
+        assert held <= cost.row_bytes(length) <= held + slack(cost), length
+
+
+def slack(cost: KVCost) -> int:
+    """What a window holds depends on how many tokens came last."""
+    windows = (cache for cache in cost.caches if cache.window is not None)
+    return sum((cache.step + LAST_PIECE) * cache.slot_bytes for cache in windows)
 
 
 @pytest.fixture(scope="module", params=[("llama", 4), ("llama", 8), ("gemma3", 8)], ids=str)
@@ -78,7 +86,7 @@ def test_where_short_rows_stay_exact_the_cost_is_enough_for_both_kinds(
     for length in LENGTHS:
         held = num_bytes(caches_after(loaded, length))
         assert cost.row_bytes(length) >= held, length
-        assert length >= 64 or cost.row_bytes(length) == held, length
+        assert length >= 64 or cost.row_bytes(length) <= held + slack(cost), length
 
 
 def test_where_all_rows_are_packed_the_cost_is_theirs(packed: Callable[[int], LoadedModel]) -> None:
@@ -140,7 +148,7 @@ def test_caches_inside_of_a_list_count_each_for_itself() -> None:
     for cache in inner:
         write(cache, 2)
     slot = 2 * 2 * HEAD_DIM * 4
-    assert cost_of(CacheList(*inner)).row_bytes(10_000) == (10_240 + 300) * slot
+    assert cost_of(CacheList(*inner)).row_bytes(10_000) == (10_240 + 299 + LAST_PIECE) * slot
 
 
 class UndescribedCache(KVCache):

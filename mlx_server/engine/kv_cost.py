@@ -15,7 +15,7 @@ from mlx_vlm.models.cache import CacheMemory
 
 from mlx_server.engine.kv_caches import KVCaches, leaves
 from mlx_server.engine.loaded_model import LoadedModel
-from mlx_server.engine.prefill import Prefill
+from mlx_server.engine.prefill import LAST_PIECE, Prefill
 from mlx_server.engine.prefix_cache import PrefixCache
 from mlx_server.engine.prompt import PreparedPrompt
 
@@ -38,16 +38,18 @@ class CacheCost:
     min_slots: int = 0
 
     def bytes(self, num_tokens: int) -> int:
-        """After a prompt that came in one piece but for its end, as `Prefill` leaves it to the
-        batch: with a window the last token, without one up to LAST_PIECE tokens.
+        """After a prompt that came in one piece but for its end of LAST_PIECE tokens at most, which
+        `Prefill` leaves to the batch; with a window, the most that it may be for any such end.
         """
         if num_tokens <= 0:
             return 0
         if self.window is None:
             slots = -(-max(num_tokens, self.min_slots) // self.step) * self.step
         else:
-            # the last token of a prompt comes alone here and begins a new step, wherever it is
-            slots = max(min(num_tokens - 1 + self.step, self.window), self.min_slots)
+            # a token that comes alone begins a new step, several stand before what they push out
+            alone = min(num_tokens - 1 + self.step, self.window)
+            several = min(num_tokens, self.window - 1 + LAST_PIECE)
+            slots = max(alone, several, self.min_slots)
         return self.fixed_bytes + slots * self.slot_bytes
 
     def or_greater(self, other: CacheCost) -> CacheCost:
