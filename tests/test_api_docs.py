@@ -14,7 +14,8 @@ from scripts import api_docs
 from tests.asgi_client import call, make_app
 from tests.fake_engine import answering
 
-PUBLISHED = json.loads((Path(__file__).parent / "openapi" / "requests.json").read_text())
+DOCUMENT = Path(__file__).parent / "openapi" / "requests.json"
+PUBLISHED = json.loads(DOCUMENT.read_text())["components"]["schemas"]
 CHAT = "/v1/chat/completions"
 SMALLEST: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
@@ -45,7 +46,7 @@ def test_the_file_is_what_the_wire_types_say() -> None:
 
 @pytest.mark.parametrize("path", SCHEMAS)
 def test_every_field_that_openai_has_published_is_in_the_table(path: str) -> None:
-    published = set(PUBLISHED[SCHEMAS[path]])
+    published = set(PUBLISHED[SCHEMAS[path]]["properties"])
     assert "user" in published
     assert published - table_of(path).keys() == set()
 
